@@ -13,6 +13,7 @@ from benchmark.ranges import PositiveInt, checked
 from benchmark.seeds import numpy_generator
 from datamodules.manifest import pixels_sha256
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
+from datamodules.splitting import known_among
 from datamodules.transform import resized_pixels
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class OODStream:
 
     The images are drawn by a key of the source's size alone, so that they are the same for all clients, methods and
     seeds. They are brought to the size at which the federation's images are stored, and go the same way from there. No
-    client trains on them.
+    client trains on them: one with the pixels of an image of the federation is refused.
 
     Attributes:
         source: another data set, of classes that the federation does not have.
@@ -90,7 +91,7 @@ class OODStream:
             held_out: names of the splits that are evaluated.
 
         Raises:
-            ConfigurationError: the source cannot be read, or has too few images.
+            ConfigurationError: the source cannot be read, has too few images, or one of the federation's.
         """
         splits = [name for name in HELD_AGAINST if name in held_out]
         try:
@@ -115,6 +116,15 @@ class OODStream:
             )
         used = drawn if "val" in splits else drawn[:1]
         images = resized_pixels(foreign.images[torch.from_numpy(np.concatenate(used))], pool.images.shape[-2:])
+        known = known_among(images.numpy(), pool.images.numpy())
+        if known.any():
+            labels = foreign.labels[torch.from_numpy(np.concatenate(used)[known])].unique().tolist()
+            raise ConfigurationError(
+                f"data.ood: {int(known.sum())} of the {len(images)} drawn images of {name} have the pixels of an image "
+                f"of the federation (their classes: {listed([self.source.class_names[label] for label in labels])}), "
+                "and so are not out of distribution; take another data.ood.source, or leave these classes out by "
+                "data.ood.exclude"
+            )
         log.info(f"  out of distribution: {len(images):,} images of {name}")
         tested, held = np.arange(self.images), np.arange(self.images, len(images))
         return ForeignImages(

@@ -1,25 +1,31 @@
 """Several data sets in one federation, whose clients tell the classes of one of them apart."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from benchmark.errors import ConfigurationError
+from benchmark.errors import ConfigurationError, listed
 from benchmark.paths import user_path
 from benchmark.records.classes import name_of
+from datamodules.folders import no_copies
 from datamodules.pixels import Decoding
 from datamodules.source import ImagePool, ImageSource, load_pool, require_names
+from datamodules.splitting import equal_across, united
 
 
 class SeveralDataSets(ImageSource):
     """Several data sets as one: their classes one after the other, and each data set a domain.
 
     Two data sets may have a class of one name; a partition gives clients label spaces of their own, in which they are
-    never told apart. Images are held in memory together.
+    never told apart. Images are held in memory together. Where two data sets have an image with the same pixels (at the
+    stored size), it trains in none of them if one tests it, with a warning, and else is one group of both.
 
     Args:
         sources: the data sets, in order; all store their images at one size.
@@ -49,6 +55,8 @@ class SeveralDataSets(ImageSource):
         self.domain_names = tuple(names)
         self.embedded = all(source.embedded for source in sources)  # type: ignore[misc]
         self.test_only = all(source.test_only for source in sources)  # type: ignore[misc]
+        #: of each image of the data sets, once they are read, whether the pool has it
+        self._in_pool: NDArray[np.bool_] | None = None
 
     @staticmethod
     def _move(source: ImageSource, root: Path) -> None:
@@ -103,13 +111,17 @@ class SeveralDataSets(ImageSource):
 
     def image_column(self, name: str) -> list[str]:
         """Return the values of such a column, of one data set after the other."""
-        return [value for source in self.sources for value in source.image_column(name)]
+        values = [value for source in self.sources for value in source.image_column(name)]
+        if self._in_pool is None:
+            return values
+        return [value for value, stays in zip(values, self._in_pool, strict=True) if stays]
 
     def load(self) -> ImagePool:
         """Read all of them.
 
         Raises:
-            ConfigurationError: as the data sets raise it, or two store their images at different sizes.
+            ConfigurationError: as the data sets raise it; two store their images at different sizes; or all training
+                images of a class are copies of test images.
         """
         pools = [load_pool(source) for source in self.sources]
         first = tuple(pools[0].images.shape[2:])
@@ -128,4 +140,33 @@ class SeveralDataSets(ImageSource):
             columns["domains"].append(torch.full_like(pool.domains, number))
             columns["group"].append(pool.group - int(pool.group.min()) + groups)
             groups += int(pool.group.max() - pool.group.min()) + 1
-        return ImagePool(**{name: torch.cat(parts) for name, parts in columns.items()})
+        return self._without_copies(ImagePool(**{name: torch.cat(parts) for name, parts in columns.items()}))
+
+    def _without_copies(self, pool: ImagePool) -> ImagePool:
+        """The pool less training images that another data set tests; it is as it was where no two data sets share one.
+
+        Raises:
+            ConfigurationError: a class keeps no training image.
+        """
+        copies, test = equal_across(pool.images.numpy(), pool.domains.numpy()), pool.test.numpy()
+        self._in_pool = None
+        if (copies == np.arange(len(copies))).all():
+            return pool
+        stays = self._in_pool = no_copies(copies, test)
+        count, labels = len(self.class_names), pool.labels.numpy()
+        before, after = (np.bincount(labels[train], minlength=count) for train in (~test, stays & ~test))
+        if lost := [self.class_names[label] for label in np.flatnonzero((before > 0) & (after == 0))]:
+            raise ConfigurationError(
+                f"SeveralDataSets: all training images of {listed(lost)} have the pixels of a test image of another "
+                "data set; leave one of the two data sets out"
+            )
+        if not stays.all():
+            warnings.warn(
+                f"{self.recorded_name}: {int((~stays).sum())} training images are copies of test images of another "
+                "data set and do not train",
+                stacklevel=3,
+            )
+        group = united(pool.group.numpy()[stays], copies[stays])
+        kept = torch.from_numpy(stays)
+        rest = {field.name: getattr(pool, field.name)[kept] for field in fields(ImagePool)}
+        return ImagePool(**{**rest, "group": torch.from_numpy(group)})

@@ -85,6 +85,37 @@ def equal_images(images: Iterable[NDArray[np.uint8]]) -> NDArray[np.int64]:
     return np.fromiter(first, np.int64)
 
 
+def equal_across(images: NDArray[np.uint8], sets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Groups of images with the same pixels that are in several sets, by their first image; others are alone: [n].
+
+    Args:
+        images: [n, 3, H, W].
+        sets: of each image, [n].
+    """
+    alone = np.arange(len(images))
+    # Most images differ in their middle rows: those that share it with one of another set are compared as a whole.
+    likely = np.flatnonzero(_in_several(equal_images(images[:, :, images.shape[2] // 2]), sets))
+    copies = alone.copy()
+    copies[likely] = likely[equal_images(images[row] for row in likely)]
+    return np.where(_in_several(copies, sets), copies, alone)
+
+
+def _in_several(group: NDArray[np.int64], sets: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which images are of a group that several sets have; a group is called by one of its images."""
+    least, most = sets.copy(), sets.copy()
+    np.minimum.at(least, group, sets)
+    np.maximum.at(most, group, sets)
+    return (least != most)[group]
+
+
+def known_among(images: NDArray[np.uint8], others: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which images have the pixels of one of the others: [n]. Both: [..., 3, H, W]."""
+    middle = images.shape[2] // 2
+    rows = {image[:, middle].tobytes() for image in images}
+    known = {other.tobytes() for other in others if other[:, middle].tobytes() in rows}
+    return np.fromiter((image.tobytes() in known for image in images), bool)
+
+
 def united(units: NDArray[np.int64], copies: NDArray[np.int64]) -> NDArray[np.int64]:
     """Groups of images of one unit, such as a lesion, or whose units share a byte-identical file. All arrays: [n]."""
     group = units.copy()

@@ -151,6 +151,18 @@ def test_missing_data_name_the_streams_own_option(tmp_path: Path) -> None:
         data_of(OODStream(DTD(root=str(tmp_path))))
 
 
+class OwnOnes(TinyImages):
+    """The federation's images under other names."""
+
+    class_names = tuple(f"other {name}" for name in TinyImages.class_names)
+
+
+def test_images_of_the_federation_under_other_names_are_refused() -> None:
+    said = r"data\.ood: 10 of the 10 drawn images of OwnOnes have the pixels of an image of the federation .*: other "
+    with pytest.raises(ConfigurationError, match=said):
+        data_of(OODStream(OwnOnes(), images=10))
+
+
 def test_no_client_trains_on_the_stream() -> None:
     data = data_of(OODStream(ForeignImages(), images=10))
     without = data_of(None)

@@ -1,5 +1,6 @@
 """Several data sets in one: FedTPG's clients of nine, what testers hold, and what is refused."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,9 @@ class Plain(ImageSource):
 
     def load(self) -> ImagePool:
         labels = torch.arange(len(self.class_names)).repeat_interleave(5)
-        images = labels.to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, self.size, self.size).contiguous()
+        own = zlib.crc32(str(self.name).encode())  # no two data sets have an image in common
+        images = labels.to(torch.uint8).view(-1, 1, 1, 1).repeat(1, 3, self.size, self.size)
+        images[:, 1], images[:, 2] = own % 256, own // 256 % 256
         test, group = torch.arange(len(labels)) % 5 > 2, torch.arange(len(labels)) + 100
         return ImagePool(images, labels, test, torch.zeros_like(labels), group)
 
@@ -149,6 +152,56 @@ def test_one_folder_of_all_data_sets_is_enough() -> None:
         moved({**config, "data": {"source": {**given, "init_args": {"sources": ["datamodules.Letters"]}}}}, "/images")
         == {}
     )
+
+
+class Shared(ImageSource):
+    """A data set of two classes, five images of each, the last of which is tested; some are another data set's."""
+
+    domain_names, image_columns = ("",), ("place",)
+
+    def __init__(self, name: str, values: list[int]) -> None:
+        self.name, self.values = name, values
+        self.class_names = (f"{name} a", f"{name} b")
+
+    def load(self) -> ImagePool:
+        labels = torch.arange(2).repeat_interleave(5)
+        images = torch.tensor(self.values, dtype=torch.uint8).view(-1, 1, 1, 1).repeat(1, 3, 2, 2)
+        images[:, :, 1] = 7  # all of one middle row
+        return ImagePool(images, labels, torch.arange(10) % 5 == 4, torch.zeros_like(labels), torch.arange(10))
+
+    def image_column(self, name: str) -> list[str]:
+        return [f"{self.name} {row}" for row in range(10)]
+
+
+def test_no_image_trains_in_one_data_set_and_is_tested_in_another() -> None:
+    first = Shared("One", list(range(10)))
+    # Row 0 is a test image of One, row 1 trains in both, row 9 trains in One, and the others are another's.
+    second = Shared("Two", [4, 6, *range(20, 27), 2])
+    source = SeveralDataSets([first, second])
+    with pytest.warns(UserWarning, match=r"^One\+Two: 2 training images are copies of test images of another data set"):
+        pool = source.load()
+    gone = {"One 2", "Two 0"}
+    assert source.image_column("place") == [
+        place for each in (first, second) for place in each.image_column("place") if place not in gone
+    ]
+    assert len(pool.labels) == 18
+    trained, tested = (set(pool.images[side, 0, 0, 0].tolist()) for side in (~pool.test, pool.test))
+    assert trained.isdisjoint(tested)
+    values = pool.images[:, 0, 0, 0]
+    assert len(pool.group[values == 6].unique()) == 1
+    assert len(pool.group.unique()) == 17
+
+
+def test_a_class_without_an_image_of_its_own_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="all training images of Two a have the pixels of a test image of"):
+        SeveralDataSets([Shared("One", list(range(10))), Shared("Two", [4, 4, 9, 9, *range(20, 26)])]).load()
+
+
+@pytest.mark.filterwarnings("error")
+def test_copies_within_one_data_set_are_that_data_sets_own_matter() -> None:
+    source = SeveralDataSets([Shared("One", [1] * 10), Shared("Two", [2] * 10)])
+    assert source.load().group.tolist() == list(range(20))
+    assert len(source.image_column("place")) == 20
 
 
 @pytest.mark.parametrize(
