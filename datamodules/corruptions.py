@@ -96,6 +96,25 @@ def _pixels(picture: Image.Image) -> Pixels:
     return np.asarray(picture, dtype=np.float64).transpose(2, 0, 1) / 255
 
 
+def _strength(kind: str, severity: int, sides: Sequence[int]) -> float:
+    small, others = STRENGTHS[kind]
+    return (small if max(sides) <= SMALL else others)[severity - 1]
+
+
+def smallest_side(kind: str, severity: int, sides: Sequence[int]) -> int:
+    """Return how many pixels each side must have for a corruption of images with these sides.
+
+    A blur mirrors the image at its borders, and what it mirrors is smaller than the image; of a pixelated one a pixel
+    is left.
+    """
+    strength = _strength(kind, severity, sides)
+    if kind == "gaussian_blur":
+        return math.ceil(3 * strength) + 1
+    if kind == "pixelate":
+        return next(side for side in range(1, SMALL) if round(strength * side) > 0)
+    return 1
+
+
 def corrupted(image: Tensor, kind: str, severity: int) -> Tensor:
     """Corrupt an image at the size at which it is stored; the same image always in the same way.
 
@@ -109,8 +128,7 @@ def corrupted(image: Tensor, kind: str, severity: int) -> Tensor:
     """
     if kind == CLEAN:
         return image
-    small, others = STRENGTHS[kind]
-    strength = (small if max(image.shape[1:]) <= SMALL else others)[severity - 1]
+    strength = _strength(kind, severity, image.shape[1:])
     x = image.numpy().astype(np.float64) / 255
     if kind == "gaussian_noise":
         digest = hashlib.sha256(np.ascontiguousarray(image.numpy()).tobytes()).hexdigest()
@@ -185,9 +203,17 @@ class CorruptedTests:
             The corrupted images, and which rows of them each client scores.
 
         Raises:
-            ConfigurationError: they do not fit into half of the free memory.
+            ConfigurationError: the images are too small for a corruption, or do not fit into half of the free memory.
         """
         versions = [(CLEAN, 0), *((kind, severity) for kind in self.kinds for severity in self.severities)]
+        sides = tuple(pool.images.shape[2:])
+        for kind, severity in versions[1:]:
+            if (needed := smallest_side(kind, severity, sides)) > min(sides):
+                raise ConfigurationError(
+                    f"data.corruptions: {kind} of severity {severity} needs images of at least {needed} pixels a side, "
+                    f"and these are stored with {sides[0]} x {sides[1]}; leave it out of kinds, give lower severities, "
+                    "or store larger images (data.source.init_args.size, where the source takes it)"
+                )
         chosen = {
             client: np.sort(rows[numpy_generator("corrupted images", client).permutation(len(rows))[: self.images]])
             for client, rows in tested.items()

@@ -28,7 +28,7 @@ from datamodules.own_folders import (
 from datamodules.pixels import Decoding, Fit
 from datamodules.source import ImagePool, ImageSource
 from datamodules.splitting import draw_test, draw_units, united
-from datamodules.tables import columns_of, read_table
+from datamodules.tables import columns_of, read_numbered, read_table
 
 #: Columns of an index beside path and label that say how images are read and split.
 OPTIONAL = ("domain", "split", "group")
@@ -328,12 +328,12 @@ class ImageIndex(OwnImages):
                 "or name it as data.source.init_args.index, seen from root"
             )
         mend = f"call the image's file path and its class label (optional: {', '.join(OPTIONAL)})"
-        read = read_table(self.index, ("path", "label"), OPTIONAL, mend)
-        rows = [{k: (v or "").strip() for k, v in row.items() if k in ("path", "label", *OPTIONAL)} for row in read]
+        read = read_numbered(self.index, ("path", "label"), OPTIONAL, mend)
+        rows = [{k: (v or "").strip() for k, v in row.items() if k in ("path", "label", *OPTIONAL)} for _, row in read]
         for column in {"label", "domain", "group"}.intersection(*rows[:1]):
             for row, text in zip(rows, whole([row[column] for row in rows]), strict=True):
                 row[column] = text
-        self._check(rows)
+        self._check(rows, [number for number, _ in read])
         self.class_names = tuple(in_order(row["label"] for row in rows))
         self.domain_names = tuple(in_order(row.get("domain", "") for row in rows))
         for kind, names in (("class", self.class_names), ("domain", self.domain_names)):
@@ -363,11 +363,11 @@ class ImageIndex(OwnImages):
             raise ConfigurationError(f"{self.index} was changed while the images were read; start again")
         return [values[file] for file in files]
 
-    def _check(self, rows: Sequence[dict[str, str]]) -> None:
+    def _check(self, rows: Sequence[dict[str, str]], numbers: Sequence[int]) -> None:
         """Refuse rows without images, images given twice, sides that do not exist, and groups on both sides."""
         places: dict[str, int] = {}
         sides: dict[str, str] = {}
-        for number, row in enumerate(rows, start=2 if self.index.suffix != ".parquet" else 1):
+        for number, row in zip(numbers, rows, strict=True):
             at = f"{self.index}: row {number}"
             empty = [name for name in ("path", "label", "domain", "split") if row.get(name, "given") == ""]
             if empty:

@@ -15,9 +15,27 @@ OFFICIAL = "take the file of the official release, as some copies leave columns 
 def read_table(
     path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = (), mend: str = OFFICIAL
 ) -> list[dict[str, str]]:
-    """Rows of a Parquet file, or of a text with a header, separated by commas, semicolons or tabs.
+    """Rows of a Parquet file, or of a text with a header.
 
-    What is null is an empty text.
+    Args:
+        path: as the other arguments, those of :func:`read_numbered`.
+        columns: that must be there.
+        optional: that are read as well if they are there.
+        mend: what to do if a column is absent.
+
+    Raises:
+        ConfigurationError: as :func:`read_numbered` raises it.
+    """
+    return [row for _, row in read_numbered(path, columns, optional, mend)]
+
+
+def read_numbered(
+    path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = (), mend: str = OFFICIAL
+) -> list[tuple[int, dict[str, str]]]:
+    """Rows of a Parquet file, or of a text with a header, separated by commas, semicolons or tabs, with their numbers.
+
+    What is null is an empty text. A row's number is that of the line in which it ends, which counts lines without
+    anything; of a Parquet file its place, from 1.
 
     Args:
         path: of the table.
@@ -41,7 +59,7 @@ def read_table(
             raise ConfigurationError(f"{path} has {header.count(name)} columns {name}; leave one")
     for line, row in zip(lines, rows, strict=False):
         _check_row(f"{path}: line {line}", row, columns + optional)
-    return rows
+    return [*zip(lines or range(1, len(rows) + 1), rows, strict=True)]
 
 
 def columns_of(path: Path) -> list[str]:

@@ -15,8 +15,9 @@ from benchmark.errors import ConfigurationError
 from benchmark.metrics import CLEAN, CORRUPTIONS
 from benchmark.records.hashes import config_hash
 from datamodules import corruptions
-from datamodules.corruptions import STRENGTHS, CorruptedTests, corrupted
+from datamodules.corruptions import STRENGTHS, CorruptedTests, corrupted, smallest_side
 from datamodules.federated import FederatedDataModule
+from datamodules.source import ImagePool
 
 SMALL = torch.randint(0, 256, (3, 10, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 LARGE = torch.randint(0, 256, (3, 70, 66), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
@@ -148,6 +149,33 @@ def test_settings_that_corrupt_nothing_are_refused(made: dict[str, Any], said: s
 
 def test_where_test_images_are_not_scored_none_are_corrupted() -> None:
     assert data_of("default", val_only=True, val_fraction=0.2, partition=Ragged(1)).others == {}
+
+
+@pytest.mark.parametrize("kind", CORRUPTIONS)
+@pytest.mark.parametrize("severity", range(1, 6))
+@pytest.mark.parametrize("longer", [1, 3, 80])
+def test_images_of_the_smallest_side_can_be_corrupted(kind: str, severity: int, longer: int) -> None:
+    side = smallest_side(kind, severity, (1, longer))
+    shape = (3, side, max(side, longer))
+    assert corrupted(torch.zeros(shape, dtype=torch.uint8), kind, severity).shape == shape
+    if side > 1:
+        with pytest.raises((RuntimeError, ValueError)):
+            corrupted(torch.zeros(3, side - 1, max(side - 1, longer), dtype=torch.uint8), kind, severity)
+
+
+@pytest.mark.parametrize(
+    ("sides", "said"),
+    [
+        ((1, 1), "gaussian_blur of severity 1 needs images of at least 3 pixels a side, .* with 1 x 1; leave it out"),
+        ((3, 3), "gaussian_blur of severity 3 needs images of at least 4 pixels a side, .* with 3 x 3; leave it out"),
+        ((16, 80), "gaussian_blur of severity 5 needs images of at least 19 pixels a side, .* with 16 x 80; leave it"),
+    ],
+)
+def test_images_too_small_to_corrupt_are_refused_before_training(sides: tuple[int, int], said: str) -> None:
+    none = torch.zeros(2, dtype=torch.int64)
+    pool = ImagePool(torch.zeros(2, 3, *sides, dtype=torch.uint8), none, none == 0, none, torch.arange(2))
+    with pytest.raises(ConfigurationError, match=said):
+        CorruptedTests().read(pool, {0: np.arange(2)})
 
 
 def test_what_does_not_fit_into_memory_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,16 @@ def test_rows_with_other_cells_than_the_header_are_refused(rows: list[str], said
     assert "\n" not in str(refused.value)
 
 
+def test_a_row_is_called_by_the_line_in_which_it_stands(tmp_path: Path) -> None:
+    """Count empty lines, and those of cells with several, as an editor does."""
+    root = write_index(tmp_path, "path,label,notes", ["", 'a/0.png,x,"a note', 'on two lines"', "", "a/1.png,,none"])
+    with pytest.raises(ConfigurationError, match=r"index\.csv: row 6 has an empty label; fill it in"):
+        ImageIndex("Pets", str(root), size=4)
+    (root / "index.csv").write_text("path,label\n\na/0.png,x\n\n\na/0.png,y\n")
+    with pytest.raises(ConfigurationError, match=r"row 6 names a/0\.png, as row 3 does; keep one of them"):
+        ImageIndex("Pets", str(root), size=4)
+
+
 def test_a_column_that_is_not_read_may_have_several_lines(tmp_path: Path) -> None:
     rows = [f'a/{n}.png,{"xy"[n % 2]},"a note\non two lines"' for n in range(4)]
     assert len(ImageIndex("Pets", str(write_index(tmp_path, "path,label,notes", rows)), size=4).rows) == 4
