@@ -40,7 +40,8 @@ class DirichletMerged(Partition):
     For every class p ~ Dir(alpha) over clients, where clients that already hold the mean number of images
     get nothing more; drawn again until every client holds ``min_size``. Then every client's own images are
     split into train and test, not stratified: they share proportions only in expectation.
-    pFedPT: alpha 0.3, 50 clients, min_size 8. Images of one group go to one client and one side.
+    pFedPT: alpha 0.3, 50 clients, min_size 8. Images of one group go to one client and one side; those of a group
+    with several classes, such as a patient's, go to one client class by class, and all of them train, with a warning.
 
     Args:
         alpha: concentration; smaller is more skewed.

@@ -1,5 +1,6 @@
 """Groups of images of one label, which a merged partition never tears apart."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -7,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.errors import ConfigurationError
 from datamodules.partition.splits import ClientSplits, Indices
 
 
@@ -53,8 +55,13 @@ def split_units(
     """Split each client's units at random into train and test, not stratified.
 
     Of n images ``floor((1 - test_fraction) n)`` train, more where a whole unit does not fit into the test
-    side. ``held``: unit numbers of each client.
+    side. ``held``: unit numbers of each client. Units of groups with several labels train, with a warning.
+
+    Raises:
+        ConfigurationError: such units leave a client without test images.
     """
+    mixed, images = int(units.sizes[units.train_only].sum()), int(units.sizes.sum())
+    said = f"{mixed} of {images} images are of groups with images of several classes, which are spread over clients"
     train, test = [], []
     for mine in held:
         n = int(units.sizes[mine].sum())
@@ -63,4 +70,13 @@ def split_units(
         tested = free[: np.searchsorted(np.cumsum(units.sizes[free]), n_test, side="right")]
         test.append(units.images(tested))
         train.append(units.images(np.setdiff1d(mine, tested)))
+    untested = [client for client, mine in enumerate(held) if not len(test[client]) and units.train_only[mine].any()]
+    if untested:
+        raise ConfigurationError(
+            f"{len(untested)} of {len(held)} clients have no test images (first: client {untested[0]}): {said}, and so "
+            "train only; take datamodules.partition.DirichletShared, which tests on the data set's own test images, or "
+            "give the images of each class a group of their own"
+        )
+    if mixed:
+        warnings.warn(f"{said}: all of these train, and none is tested", stacklevel=3)
     return ClientSplits(train, test)

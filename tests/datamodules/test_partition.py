@@ -509,6 +509,28 @@ def test_a_group_of_two_labels_trains():
         assert sorted([*splits.train[0], *splits.test[0]]) == [0, 1, 2, 3, 4]
 
 
+MERGED = [
+    DirichletMerged(0.5, 3, min_size=30),
+    DirichletPFLlib(0.5, 3, min_size=30),
+    PathologicalPFLlib(2, 3),
+    IIDPFLlib(3),
+]
+
+
+@pytest.mark.parametrize("partition", MERGED, ids=name)
+def test_images_that_train_for_their_groups_classes_are_counted(partition):
+    """Tell of the 16 images whose groups have both classes; where all groups have, refuse to test on none."""
+    labels, groups = np.arange(240) % 2, np.arange(240) // 4
+    labels[16:] = groups[16:] % 2
+    pool = make_pool(labels.tolist(), [False] * 240, group=groups.tolist())
+    with pytest.warns(UserWarning, match=r"^16 of 240 images are of groups with .* all of these train, and none is"):
+        splits = split(partition, pool)
+    assert set(range(16)) <= set(np.concatenate(splits.train).tolist())
+    mixed = make_pool((np.arange(240) % 2).tolist(), [False] * 240, group=groups.tolist())
+    with pytest.raises(ConfigurationError, match=r"3 of 3 clients have no .*: 240 of 240 images are of groups with"):
+        split(partition, mixed)
+
+
 def test_units_are_cut_between_groups():
     units = units_of(np.zeros(7, dtype=np.int64), np.array([0, 0, 0, 1, 2, 2, 3]))
     pieces = units.cut(np.array([0, 1, 2, 3]), np.array([0, 2, 5, 7]))
