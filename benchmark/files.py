@@ -32,12 +32,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         check_replaceable(path)
         remove_unlocked(path.parent, re.compile(re.escape(f".{path.name}.") + r"\d+\.tmp"))
-        with _begun(path) as stream:
+        with begun(path) as stream:
             temporary = Path(stream.name)
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # while it is locked: another process removes what is not
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -51,10 +51,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
                 temporary.unlink(missing_ok=True)
 
 
-def _begun(path: Path) -> BinaryIO:
+def begun(path: Path) -> BinaryIO:
     """Open a file of a name that no other process has, beside the one that it becomes, and lock it while it is open.
 
     Process ids would not do: two containers that share a folder may have the same.
+
+    Args:
+        path: that it becomes.
+
+    Returns:
+        The open file ``.NAME.DIGITS.tmp``.
+
+    Raises:
+        OSError: it cannot be made.
     """
     while True:
         stream = path.with_name(f".{path.name}.{secrets.randbits(62)}.tmp").open("xb")

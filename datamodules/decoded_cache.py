@@ -3,11 +3,9 @@
 Files in a data set's folder may come from anywhere: a cache is a regular file of the right form, or none.
 """
 
-import fcntl
 import os
 import re
 import stat
-import tempfile
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -18,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.files import remove_unlocked
+from benchmark.files import begun, remove_unlocked
 from benchmark.paths import user_path
 from datamodules.pixels import ABOUT, DIGEST_BYTES
 
 #: Seen from a data set's folder.
 BESIDE = ".cache"
-#: An array that is being written; what follows the last but one dot is mkstemp's.
-UNFINISHED = re.compile(r"\.[0-9a-f]{32}(\.digests)?\.npy\.\w{8}\.tmp", re.ASCII)
+#: An array that is being written; earlier versions had eight letters for the digits.
+UNFINISHED = re.compile(r"\.[0-9a-f]{32}(\.digests)?\.npy\.(\d+|\w{8})\.tmp", re.ASCII)
 
 Images = NDArray[np.uint8]
 About = NDArray[np.void]
@@ -143,20 +141,17 @@ def _mapped(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> NDArray | Non
 @contextmanager
 def _replacing(path: Path, kind: np.dtype, shape: tuple[int, ...]) -> Iterator[NDArray]:
     """A mapped array to fill, which takes the place of ``path`` when it is full."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        array = np.lib.format.open_memmap(temporary, mode="w+", dtype=kind, shape=shape)
-        # Claim the space now: writing to a map on a full disk kills the process.
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(handle, 0, os.fstat(handle).st_size)
-        yield array
-        array.flush()
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
-    finally:
-        os.close(handle)
+    with begun(path) as stream:
+        try:
+            array = np.lib.format.open_memmap(stream.name, mode="w+", dtype=kind, shape=shape)
+            # Claim the space now: writing to a map on a full disk kills the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(stream.fileno(), 0, os.fstat(stream.fileno()).st_size)
+            yield array
+            array.flush()
+            os.chmod(stream.name, 0o644)
+            os.replace(stream.name, path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(stream.name)
+            raise

@@ -4,6 +4,7 @@ import fcntl
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_what_is_being_written_is_left_alone_and_would_be_removed_after_a_kill(r
     assert read(root) == [1, 2]
     assert len(os.listdir(kept.folder)) == 4
     assert not [name for name in os.listdir(kept.folder) if name.endswith(".tmp")]
+
+
+def test_an_array_that_is_removed_before_it_is_locked_is_begun_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, removed = fcntl.flock, []
+
+    def after_another_looked(stream: Any, how: int) -> None:
+        if how == fcntl.LOCK_EX and not removed:
+            removed.append(stream.name)
+            os.unlink(stream.name)
+        lock(stream, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_another_looked)
+    assert read(root) == [1, 2]
+    assert len(removed) == 1
+    assert len(os.listdir(root / ".cache")) == 2
+    assert not any(name.endswith(".tmp") for name in os.listdir(root / ".cache"))
 
 
 def _other_form(path: Path) -> None:

@@ -3,6 +3,7 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -215,6 +216,18 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path: Path, monkeyp
     with pytest.raises(ConfigurationError, match=r"a\.txt cannot be written: disk is gone$"):
         write_text(tmp_path / "a.txt", "new")
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("a.txt", "old")]
+
+
+def test_writers_of_one_file_do_not_remove_each_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def while_another_begins(source: Path, target: Path) -> None:
+        files.remove_unlocked(tmp_path, re.compile(r"\.a\.txt\.\d+\.tmp"))
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", while_another_begins)
+    write_text(tmp_path / "a.txt", "new")
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("a.txt", "new")]
 
 
 def test_record_survives_the_round_trip(run_dir: Path) -> None:
