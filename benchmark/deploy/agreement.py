@@ -93,9 +93,12 @@ class Agreement:
         with declared_alone():
             data = data_of(config["data"] | {"seed": config["seed_everything"]})
         facts = FederationFacts.of(data)
+        terms = replace(facts.terms, rounds=config["trainer"]["max_epochs"])
+        if isinstance(data.source, Sites):
+            terms = replace(terms, held_out_row={})  # nobody has agreed on a number of test images
         made = cls(
             config,
-            replace(facts.terms, rounds=config["trainer"]["max_epochs"]),
+            terms,
             facts.class_names,
             facts.class_templates,
             facts.client_names,

@@ -293,7 +293,7 @@ def site_of(context: Context, fields: Mapping[str, Any]) -> Site:
         )
     if node.get(ONLY_SECURE) and not agreement.secure_aggregation:
         raise ConfigurationError("this site takes part in secure aggregation alone, which the app has not")
-    folder = state_folder(node.get("state", context.run_config.get("state"))) / run_name(fields.get("run"))
+    folder = state_folder(node.get("state")) / run_name(fields.get("run"))
     if (folder, number) not in _HERE:
         _HERE[folder, number] = Site(agreement, number, dict(node), folder)
     return _HERE[folder, number]

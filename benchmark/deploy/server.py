@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType, RecordDict
 from benchmark.delivery import Delivery
 from benchmark.deploy.agreement import Agreement, run_name, versions
 from benchmark.deploy.messages import RECORD, TAKE, content, fields_of, line, size_of, to_client, unpacked
-from benchmark.deploy.scores import are_metrics, held_out_of, why_no_scores
+from benchmark.deploy.scores import held_out_of, reported, scores_of, why_no_scores
 from benchmark.deploy.summed_uploads import summed
 from benchmark.engine.communication import Traffic
 from benchmark.engine.communication import size_of as counted
@@ -240,7 +240,7 @@ class LiveServer:
         round = Round(number, tuple(selected(self.rule, number)), self.terms.seed)
         there = tuple(client for client in round.clients if client in self.clients.values())
         with unchanged(self.shared, f"{self.rule.title}.broadcast"):
-            sent = self.rule.broadcast(round, dict(self.shared), there)
+            sent = self.rule.broadcast(round, dict(self.shared), there) if there else Broadcast()
         self.traffic.start_round()
         for place in range(len(there)):
             self.traffic.down(1, sent.message(place))
@@ -345,10 +345,9 @@ class LiveServer:
 
     def _note(self, client: int, fields: Mapping[str, Any]) -> None:
         """Note what a client says of its training, such as its loss."""
-        means = {name: value for name, value in fields.items() if name.startswith("local/train/")}
-        if not are_metrics(means):
-            self._refuse(f"what {self._who(client)} says of its training is no metric")
-            return
+        means, why = reported(fields)
+        if why:
+            self._refuse(f"what {self._who(client)} says of its training: {why}")
         for name in sorted(means.keys() - self._names):
             if len(self._names) < MOST_REPORTED:
                 self._names.add(name)
@@ -364,10 +363,12 @@ class LiveServer:
         round = Round(number, (), self.terms.seed)
         sent = self.rule.broadcast(round, dict(self.shared), clients) if clients else Broadcast()
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
-            if why := why_no_scores(fields, self.held_out[client], self._scored):
+            held_out = self.held_out[client]
+            scores = scores_of(fields, held_out)
+            if why := why_no_scores(scores, [split for split, n in held_out.items() if n], self._scored):
                 self._refuse(f"round {number}: the scores of {self._who(client)}: {why}")
             else:
-                self._add(number, client, fields)
+                self._add(number, client, scores)
         for client, means in sorted(self._reported.items()):
             self._add(number, client, means)
         self._reported, self.evaluated = {}, number

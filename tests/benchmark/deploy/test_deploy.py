@@ -16,7 +16,7 @@ from benchmark.errors import ConfigurationError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load, load_file, save
 
 from benchmark.commands import main
@@ -226,6 +226,13 @@ STRANGE_SCORES: dict[int, dict[str, Any]] = {
     9: {"server/test/accuracy": 0.5},
     10: SCORES | {"local/train/loss": 0.1},
 }
+#: Of a training, what a client says and the server leaves out.
+STRANGE_REPORTS: dict[int, dict[str, Any]] = {
+    0: {"local/train/loss": 1e300, "local/train/own": 1.0},
+    1: {"local/train/KL": 1.0, "local/train/own": 1.0},
+    2: {"local/train/own": 1},
+    3: {f"local/train/m{number}": 1.0 for number in range(1001)},
+}
 
 
 def test_strange_scores_are_refused_and_the_others_count(deployed: Any, tmp_path: Path) -> None:
@@ -264,6 +271,105 @@ def test_strange_scores_are_refused_and_the_others_count(deployed: Any, tmp_path
     server.finished = 2
     RunFolder(tmp_path).write(server)
     assert verify_record(tmp_path) == []
+
+
+def test_scores_that_no_record_can_hold_are_refused(deployed: Any, tmp_path: Path) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS, "--data.clients_per_round=11"))
+
+    def spoil(client: int, answer: Message) -> Message:
+        fields = dict(fields_of(answer))
+        if "tensors" in fields:
+            answer.content = content(**fields | STRANGE_REPORTS.get(client, {}))
+        elif client == 4 and "client" not in fields:
+            answer.content = content(**SCORES | {"server/test/loss": 1e300})
+        return answer
+
+    wire.spoil = spoil
+    server.meet()
+    server.round(1)
+    said = (
+        "local/train/loss is 1e+300",
+        "local/train/KL is no metric's name: point/split/metric of small letters, digits and underscores",
+        "local/train/own is no number",
+        "1002 numbers; expected at most 1000",
+    )
+    expected = [f"what {server._who(client)} says of its training: {what}" for client, what in enumerate(said)]
+    assert server.refused == expected
+    server.evaluate(1)
+    assert server.refused[4].endswith(f"the scores of {server._who(4)}: server/test/loss is 1e+300")
+    assert {row[1] for row in server.metrics if row[3] == "test"} == {*range(11)} - {4}
+    told = {client: {row[4] for row in server.metrics if row[1] == client and row[3] == "train"} for client in range(4)}
+    assert told == {0: {"own"}, 1: {"loss", "own"}, 2: {"loss"}, 3: set()}
+    server.finished = 2
+    RunFolder(tmp_path).write(server)
+    assert verify_record(tmp_path) == []
+
+
+def test_a_site_without_test_images_is_left_out_of_the_scores(deployed: Any) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS))
+    nothing = dict.fromkeys(SCORES, math.nan)
+
+    def spoil(client: int, answer: Message) -> Message:
+        fields = dict(fields_of(answer))
+        if "client" in fields and client in (0, 1):
+            answer.content = content(**fields | {"held_out/test": 0})
+        elif client == 0:
+            answer.content = content(**nothing)
+        return answer
+
+    wire.spoil = spoil
+    server.meet()
+    server.evaluate(0)
+    assert len(server.refused) == 1
+    assert f"the scores of {server._who(1)}: server/test/" in server.refused[0]
+    assert server.refused[0].endswith(" is not asked for")
+    assert {row[1] for row in server.metrics} == {*range(2, 11)}
+
+
+@pytest.mark.parametrize("conf", ["PFedPG", "PromptAMP"])
+def test_a_round_in_which_nobody_is_there_is_void(conf: str, deployed: Any) -> None:
+    server, wire = deployed(agreement(conf, *OPTIONS, *FEW, "--data.clients_per_round=2"))
+    chosen = server.rule.select(1)
+    wire.nodes = [node for node in wire.nodes if node - FIRST not in chosen]
+    server.meet()
+    server.round(1)
+    assert server.facts["void"] == {1: 1.0}
+    assert not server.refused
+
+
+def test_the_hub_has_no_say_in_where_a_site_keeps_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    agreed = agreement("FedVPT", *OPTIONS)
+    app = {"agreement": agreed.text(), "state": str(tmp_path / "hub")}
+
+    def folder_of(**settings: str) -> Path:
+        node = {"client": agreed.client_names[0], **settings}
+        return client.site_of(Context(1, 1, node, RecordDict(), app), {"run": f"run{next(_runs)}"}).folder.parent
+
+    assert folder_of() == tmp_path / "home" / "federated_runs"
+    assert folder_of(state=str(tmp_path / "own")) == tmp_path / "own"
+
+
+def test_a_site_is_scored_in_steps_of_the_batch_not_of_one_image(deployed: Any, tmp_path: Path) -> None:
+    sites = "{class_path: datamodules.Sites, init_args: {sites: [north, south], classes: [c0, c1], most: 12, size: 32}}"
+    by_site = ("--data.partition=datamodules.DomainPerClient", "--data.clients_per_round=2")
+    agreed = agreement("PFedBayesPT", f"--data.source={sites}", *by_site)
+    for split, count in (("train", 8), ("test", 40)):
+        for number in range(count):
+            image = tmp_path / "own" / split / f"c{number % 2}" / f"{number}.png"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (32, 32), (number, number, split == "test")).save(image)
+    server, wire = deployed(agreed)
+    wire.nodes, wire.node_config = [FIRST], {"data": str(tmp_path / "own"), "client": "north"}
+    server.meet()
+    server.round(1)
+    (site,) = (site for (folder, _), site in client._HERE.items() if folder.name == server.name)
+    steps: list[int] = []
+    site.client.method.evaluation.on_step.append(lambda: steps.append(1))
+    server.evaluate(1)
+    assert not server.refused
+    points = {row[2] for row in server.metrics if row[3] == "test"}
+    assert len(steps) == len(points) * 40 / agreed.terms.eval_batch_size
 
 
 def test_a_site_that_is_away_at_an_evaluation_is_left_out_of_it(deployed: Any, tmp_path: Path) -> None:
