@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from cryptography.fernet import InvalidToken
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, MOST_SUMMED, Agreement
@@ -40,20 +41,23 @@ def secured(message: Message, context: Context, call_next: Next) -> Message:
         return answer
 
     try:
-        _check_asked(message, agreement)
+        _check_asked(message, agreement, context)
         return secaggplus_mod(message, context, trained)
     except ConfigurationError as error:
         why = str(error)
+    except InvalidToken:
+        why = "secure aggregation: another client's shares cannot be read"
     except (KeyError, TypeError, ValueError) as error:
         why = f"secure aggregation: {error}"
     return Message(content(refused=why), reply_to=message)
 
 
-def _check_asked(message: Message, agreement: Agreement) -> None:
+def _check_asked(message: Message, agreement: Agreement, context: Context) -> None:
     """Refuse what the server must not ask for.
 
     Raises:
-        ConfigurationError: no part of the protocol, other terms than those agreed on, or both secrets of one client.
+        ConfigurationError: no part of the protocol, other terms than those agreed on, a sum over fewer clients than two
+            or than were announced, or both secrets of one client.
     """
     asked = message.content.config_records.get(RECORD_KEY_CONFIGS)
     if asked is None:
@@ -65,15 +69,29 @@ def _check_asked(message: Message, agreement: Agreement) -> None:
                 f"secure aggregation with {other[0]} {asked.get(other[0])!r}; agreed on {agreed[other[0]]!r}"
             )
         clients, shares, threshold = (asked.get(n) for n in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
-        if type(clients) is not int or type(threshold) is not int or shares != clients or 2 * threshold <= clients:
+        if (
+            not isinstance(clients, int)
+            or not isinstance(threshold, int)
+            or clients < 2
+            or shares != clients
+            or not clients < 2 * threshold <= 2 * clients
+        ):
             raise ConfigurationError(
                 f"secure aggregation among {clients!r} clients, with {shares!r} shares of which {threshold!r} unmask; "
-                "expected a share for each, and more than half"
+                "expected a share for each, and more than half, among two clients or more"
             )
+    if asked.get(Key.STAGE) == Stage.SHARE_KEYS:
+        announced = context.state.config_records.get(RECORD_KEY_STATE, ConfigRecord()).get("sample_num")
+        if (found := len({int(name) for name in asked if name != Key.STAGE})) != announced:  # Flower compares the keys
+            raise ConfigurationError(f"the server has announced {announced!r} clients, and sends the keys of {found}")
     if asked.get(Key.STAGE) == Stage.UNMASK:
-        both = {*numbers_in(asked, Key.ACTIVE_NODE_ID_LIST)} & {*numbers_in(asked, Key.DEAD_NODE_ID_LIST)}
-        if both:
+        active, dead = (numbers_in(asked, name) for name in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))
+        if {*active} & {*dead}:
             raise ConfigurationError("the server asks for both secrets of a client, which would unmask its upload")
+        if len({*active}) < len(active):
+            raise ConfigurationError(
+                "the server counts a client twice, so that fewer than agreed on would unmask a sum"
+            )
 
 
 def terms_of(agreement: Agreement) -> dict[str, int | float]:

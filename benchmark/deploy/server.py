@@ -308,6 +308,7 @@ class LiveServer:
                 self._content(),
                 numbers,
                 partial(self._answers, MessageType.TRAIN),
+                lambda node, why: self._refuse(f"round {round.number}: {self._who(self.clients[node])} sends {why}"),
             )
         except ConfigurationError as error:
             self._refuse(f"round {round.number}: {error}")

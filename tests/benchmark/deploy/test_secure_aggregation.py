@@ -15,12 +15,14 @@ from benchmark.errors import ConfigurationError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from safetensors.torch import load_file
 
 from benchmark.commands import main
-from benchmark.deploy import summed_uploads
+from benchmark.deploy import masked_uploads, summed_uploads
 from benchmark.deploy.agreement import LARGEST_CHANGE, LEVELS, Agreement
 from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.messages import RECORD, content, fields_of
@@ -169,11 +171,33 @@ def test_a_site_answers_no_server_that_would_see_its_upload(tmp_path: Path, monk
         server.refused
     )
     monkeypatch.setattr(summed_uploads, "THRESHOLD", 0.67)
-    for node in wire.nodes:  # as if the server asked for both secrets of a client
-        asked = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [node], Key.DEAD_NODE_ID_LIST: [node]}
-        message = Message(RecordDict({RECORD_KEY_CONFIGS: ConfigRecord(asked)}), node, "train")
+
+    def refusal(node: int, stage: str, **asked: Any) -> str:
+        record = ConfigRecord({Key.STAGE: stage, **asked})
+        message = Message(RecordDict({RECORD_KEY_CONFIGS: record, **server._content()}), node, "train")
         (answer,) = wire.send_and_receive([message])
-        assert "asks for both secrets of a client" in str(fields_of(answer)["refused"])
+        return str(fields_of(answer)["refused"]) if RECORD in answer.content else ""
+
+    for node in wire.nodes:  # as if the server asked for both secrets of a client
+        asked = {Key.ACTIVE_NODE_ID_LIST: [node], Key.DEAD_NODE_ID_LIST: [node]}
+        assert "asks for both secrets of a client" in refusal(node, Stage.UNMASK, **asked)
+    asked = {Key.ACTIVE_NODE_ID_LIST: [FIRST, FIRST], Key.DEAD_NODE_ID_LIST: []}
+    assert "counts a client twice" in refusal(FIRST, Stage.UNMASK, **asked)
+    # A sum over one client is its upload, and so is one in which the others of the announced are the server itself.
+    terms = masked_uploads.terms_of(agreed)
+    for clients, unmask in ((1, 1), (4, 5)):
+        numbers = {Key.SAMPLE_NUMBER: clients, Key.SHARE_NUMBER: clients, Key.THRESHOLD: unmask}
+        said = f"among {clients} clients, with {clients} shares of which {unmask} unmask"
+        assert said in refusal(FIRST, Stage.SETUP, **numbers, **terms)
+    numbers = {Key.SAMPLE_NUMBER: 3, Key.SHARE_NUMBER: 3, Key.THRESHOLD: 2}
+    assert refusal(FIRST, Stage.SETUP, **numbers, **terms) == ""
+    (own,) = (answer for stage, answer in wire.answers[-1:])
+    keys = [own.content.config_records[RECORD_KEY_CONFIGS][name] for name in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)]
+    for others in ({}, {"7": [b"a", b"b"]}, {str(node): [bytes([node]), b"c"] for node in range(7, 10)}):
+        said = f"the server has announced 3 clients, and sends the keys of {1 + len(others)}"
+        assert said in refusal(FIRST, Stage.SHARE_KEYS, **{str(FIRST): keys, **others})
+    twice = {str(FIRST): keys, "7": keys, "8": [b"a", b"b"]}
+    assert "Some public keys are identical" in refusal(FIRST, Stage.SHARE_KEYS, **twice)
 
 
 def test_a_round_that_was_summed_is_not_summed_again(tmp_path: Path) -> None:
@@ -187,30 +211,120 @@ def test_a_round_that_was_summed_is_not_summed_again(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in server.shared.items())
 
 
-SPOILED: dict[str, Any] = {
-    Stage.SETUP: {Key.PUBLIC_KEY_1: 7},
-    Stage.SHARE_KEYS: {Key.DESTINATION_LIST: [1], Key.CIPHERTEXT_LIST: []},
-    Stage.COLLECT_MASKED_VECTORS: {Key.MASKED_PARAMETERS: [b"\x80\x04\x95pickle"]},
-    Stage.UNMASK: {Key.NODE_ID_LIST: [99], Key.SHARE_LIST: [b""]},
+def zipped() -> bytes:
+    """Return arrays in a form that numpy reads, too, but not as one array."""
+    np.savez(stream := io.BytesIO(), a=np.zeros(1))
+    return stream.getvalue()
+
+
+def header(*shape: int) -> bytes:
+    """Return the beginning of an array that would not fit into any memory."""
+    described = {"descr": "<i8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream := io.BytesIO(), described)
+    return stream.getvalue()
+
+
+def other_key(number: int) -> bytes:
+    """Return a public key of another curve than Flower's."""
+    return public_key_to_bytes(ec.derive_private_key(number, ec.SECP256R1()).public_key())
+
+
+def junk_shares(given: Any) -> ConfigRecord:
+    """Return shares of all secrets, which are none."""
+    return ConfigRecord({**given, Key.SHARE_LIST: [b"z" for _ in given[Key.SHARE_LIST]]})
+
+
+#: By case the stage, what a client answers in place of its own answer, and what the server says of it. None: its
+#: answer without this package's record.
+SPOILED: dict[str, tuple[str, Any, str]] = {
+    "no key": (Stage.SETUP, {Key.PUBLIC_KEY_1: 7}, "no two public keys"),
+    "lists": (Stage.SETUP, {Key.PUBLIC_KEY_1: [b"x"], Key.PUBLIC_KEY_2: [7]}, "no two public keys"),
+    "no PEM": (Stage.SETUP, {Key.PUBLIC_KEY_1: b"x", Key.PUBLIC_KEY_2: b"y"}, "no two public keys"),
+    "other curve": (
+        Stage.SETUP,
+        {Key.PUBLIC_KEY_1: other_key(1), Key.PUBLIC_KEY_2: other_key(2)},
+        "no two public keys",
+    ),
+    "one share": (Stage.SHARE_KEYS, {Key.DESTINATION_LIST: [1], Key.CIPHERTEXT_LIST: []}, "no shares for each other"),
+    "no shares": (Stage.SHARE_KEYS, {Key.DESTINATION_LIST: [5], Key.CIPHERTEXT_LIST: [b""]}, "no shares for each"),
+    "pickle": (Stage.COLLECT_MASKED_VECTORS, {Key.MASKED_PARAMETERS: [b"\x80\x04\x95pickle"]}, "no masked numbers"),
+    "zip": (Stage.COLLECT_MASKED_VECTORS, {Key.MASKED_PARAMETERS: [zipped(), zipped()]}, "no masked numbers"),
+    "huge": (Stage.COLLECT_MASKED_VECTORS, {Key.MASKED_PARAMETERS: [header(1), header(10**15)]}, "no masked numbers"),
+    "half": (
+        Stage.COLLECT_MASKED_VECTORS,
+        lambda given: ConfigRecord(
+            {Key.MASKED_PARAMETERS: [given[Key.MASKED_PARAMETERS][0], given[Key.MASKED_PARAMETERS][1][:-8]]}
+        ),
+        "no masked numbers",
+    ),
+    "no record": (Stage.COLLECT_MASKED_VECTORS, None, "nothing of its training"),
+    "other client": (Stage.UNMASK, {Key.NODE_ID_LIST: [99], Key.SHARE_LIST: [b""]}, "no share of each secret"),
+    "nothing": (Stage.UNMASK, {Key.NODE_ID_LIST: [], Key.SHARE_LIST: []}, "no share of each secret"),
+    "junk": (Stage.UNMASK, junk_shares, "shares of another form"),
 }
 
 
-@pytest.mark.parametrize("stage", SPOILED)
-def test_an_answer_out_of_form_counts_as_none(stage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", SPOILED)
+def test_an_answer_out_of_form_counts_as_none(case: str, tmp_path: Path) -> None:
+    stage, given, said = SPOILED[case]
     server, wire = started(agreement("FedVPT"), tmp_path)
     chosen = server.rule.select(1)
     before = {name: value.clone() for name, value in server.shared.items()}
 
     def spoil(client: int, now: str, answer: Message) -> None:
         if (client, now) == (chosen[0], stage):
-            answer.content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord(SPOILED[stage])
+            configs = answer.content.config_records
+            if given is None:
+                del configs[RECORD]
+            else:
+                configs[RECORD_KEY_CONFIGS] = (
+                    given(configs[RECORD_KEY_CONFIGS]) if callable(given) else ConfigRecord(given)
+                )
 
     wire.spoil = spoil
     server.round(1)
     assert any(not torch.equal(value, before[name]) for name, value in server.shared.items())
+    assert len(server.refused) == 1
+    assert server.refused[0].startswith(f"round 1: {server._who(chosen[0])} sends {said}")
     assert server.traffic.rounds[-1][0] == 4
     one = sum(value.numel() for value in server.shared.values())
     assert server.traffic.rounds[-1][4] == one * (4 if stage == Stage.UNMASK else 3)
+
+
+def test_keys_that_two_clients_send_are_not_handed_on(tmp_path: Path) -> None:
+    server, wire = started(agreement("FedVPT"), tmp_path)
+    chosen = server.rule.select(1)
+    last = chosen[-1]  # the first to answer
+    seen: list[ConfigRecord] = []
+
+    def spoil(client: int, now: str, answer: Message) -> None:
+        if now == Stage.SETUP and client in (chosen[0], last):
+            seen.append(answer.content.config_records[RECORD_KEY_CONFIGS])
+            answer.content.config_records[RECORD_KEY_CONFIGS] = seen[0]
+
+    wire.spoil = spoil
+    server.round(1)
+    both = {f"round 1: {server._who(client)} sends keys that another client sends, too" for client in (chosen[0], last)}
+    assert {*server.refused} == both
+    assert server.traffic.rounds[-1][0] == 4
+    assert "void" not in server.facts
+
+
+def test_shares_that_nobody_can_read_are_told_in_a_line(tmp_path: Path) -> None:
+    server, wire = started(agreement("FedVPT"), tmp_path)
+    chosen = server.rule.select(1)
+
+    def spoil(client: int, now: str, answer: Message) -> None:
+        if (client, now) == (chosen[0], Stage.SHARE_KEYS):
+            given = answer.content.config_records[RECORD_KEY_CONFIGS]
+            junk = [b"z" for _ in given[Key.CIPHERTEXT_LIST]]
+            answer.content.config_records[RECORD_KEY_CONFIGS] = ConfigRecord({**given, Key.CIPHERTEXT_LIST: junk})
+
+    wire.spoil = spoil
+    server.round(1)
+    assert server.facts["void"] == {1: 1.0}
+    assert len(server.refused) == 3
+    assert all("another client's shares cannot be read" in said for said in server.refused)
 
 
 def test_what_has_to_see_single_uploads_is_refused_before_training(
