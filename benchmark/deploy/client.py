@@ -19,7 +19,7 @@ from benchmark.deploy.masked_uploads import to_be_masked
 from benchmark.deploy.messages import content, fields_of, from_server, packed
 from benchmark.engine.batches.pool import Transform
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Parcel, Round, Values
+from benchmark.federation import Broadcast, Parcel, Round, Values
 from benchmark.files import make_folder, write_bytes
 from benchmark.live import LocalClient, OwnImages
 from benchmark.paths import user_path
@@ -101,6 +101,8 @@ class Site:
             ConfigurationError: a later round was trained already, or the message is none of a round.
         """
         client, round = self.client, self._round(fields)
+        if round.number < 1:
+            raise ConfigurationError(f"the server has round {round.number} trained; the first one is 1")
         if round.number < self._restored:
             raise ConfigurationError(f"round {round.number} was trained before (the last one was {self._restored})")
         if round.number == self._restored and self.agreement.secure_aggregation:
@@ -109,7 +111,7 @@ class Site:
             client.restore(self._kept(self._before) if self._before.exists() else self._first)
         elif self._file.exists():
             write_bytes(self._before, self._file.read_bytes())
-        received = from_server(fields.get("tensors"), MOST)
+        received = self._received(fields)
         parcel, reported = client.train(round, received)
         if parcel.kept:
             self._write(self._waiting, parcel.kept, round.number)
@@ -133,15 +135,14 @@ class Site:
         if not waits or self._told(self._waiting) != round.number:
             raise ConfigurationError(f"no message of round {round.number} waits for an answer")
         parcel = Parcel((self.number,), {}, {}, self._kept(self._waiting))
-        client.take(round, parcel, from_server(fields.get("tensors"), MOST))
+        client.take(round, parcel, self._received(fields))
         self._keep(client.state(), round.number)
         self._waiting.unlink()
         return content()
 
     def evaluate(self, fields: Mapping[str, Any]) -> RecordDict:
         """Score the client on its held-out images; after the last round, keep the model to use it."""
-        client, round, tensors = self.client, self._round(fields), fields.get("tensors")
-        received = from_server(tensors, MOST)
+        client, round, received = self.client, self._round(fields), self._received(fields)
         scores = client.evaluate(round.number, received)
         if round.number == self.agreement.terms.rounds:
             fitted, frozen = client.fitted(round.number, received), client.method.frozen_hash
@@ -156,9 +157,19 @@ class Site:
 
     def _round(self, fields: Mapping[str, Any]) -> Round:
         number, clients = fields.get("round"), fields.get("clients", [])
-        if type(number) is not int or not 0 <= number <= self.agreement.terms.rounds or not isinstance(clients, list):
+        whole = isinstance(clients, list) and all(type(each) is int for each in clients)
+        if type(number) is not int or not 0 <= number <= self.agreement.terms.rounds or not whole:
             raise ConfigurationError(f"the server asks for round {number!r:.40}, of {self.agreement.terms.rounds}")
         return Round(number, tuple(clients), self.agreement.terms.seed)
+
+    def _received(self, fields: Mapping[str, Any]) -> Broadcast:
+        """Return what the server has sent; parameters have the method's types, and their shapes are checked by it."""
+        received = from_server(fields.get("tensors"), MOST)
+        types = {name: value.dtype for name, value in self.client.method.named_parameters()}
+        for name, value in {**received.common, **received.own}.items():
+            if value.dtype != types.get(name, value.dtype):
+                raise ConfigurationError(f"the server sends {name!r:.100} as {value.dtype}; expected {types[name]}")
+        return received
 
     # ------------------------------------------------------------------ on this machine
 

@@ -58,11 +58,11 @@ def server(arguments: argparse.Namespace) -> int:
     """Start Flower's server, on the machine where the federation's server is to be."""
     check_flower()
     from benchmark.deploy.keys import ROOT
-    from benchmark.deploy.machines import connection, server_command
+    from benchmark.deploy.machines import address_of, connection, server_command
 
     command = server_command(arguments.host, arguments.port, arguments.keys)
     root = None if arguments.keys is None else arguments.keys / ROOT
-    text = connection(f"127.0.0.1:{arguments.port}", root)
+    text = connection(address_of(arguments.host, arguments.port), root)
     print(f"for `flwr`, in ~/.flwr/config.toml of this machine:\n\n{text}", flush=True)
     return _run_or_print(command, arguments.show)
 

@@ -3,7 +3,7 @@
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _COLLECTING = gc.isenabled()
@@ -19,11 +19,14 @@ try:
     from benchmark.deploy.messages import TAKEN
     from benchmark.deploy.outcome import RunFolder, read_split
     from benchmark.deploy.server import LiveServer, run
+    from benchmark.errors import ConfigurationError
     from benchmark.run.cli import prepare_process
 finally:
     if _COLLECTING:
         gc.enable()
 
+#: Ten years.
+MOST_SECONDS = 10 * 365.25 * 24 * 3600
 LOG = logging.getLogger("benchmark.deploy")
 
 
@@ -33,6 +36,39 @@ def _tell() -> None:
     LOG.propagate = False
     if not LOG.handlers:
         LOG.addHandler(logging.StreamHandler())
+
+
+def seconds_of(config: Mapping[str, Any], name: str, least: float) -> float:
+    """Return an option of ``--run-config`` that is a time.
+
+    Args:
+        config: the options.
+        name: of this one.
+        least: that it may be.
+
+    Raises:
+        ConfigurationError: it is no number of seconds from there to ten years.
+    """
+    given = config.get(name)
+    if isinstance(given, bool) or not isinstance(given, int | float) or not least <= given <= MOST_SECONDS:
+        raise ConfigurationError(f"--run-config: {name} is a number of seconds, {least:g} or more; got {given!r:.80}")
+    return float(given)
+
+
+def min_clients_of(config: Mapping[str, Any], clients: int) -> int:
+    """Return the option ``min-clients`` of ``--run-config``.
+
+    Args:
+        config: the options.
+        clients: of the deployment.
+
+    Raises:
+        ConfigurationError: it is no number of clients of this deployment.
+    """
+    given = config.get("min-clients")
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= clients:
+        raise ConfigurationError(f"--run-config: min-clients is a whole number from 1 to {clients}; got {given!r:.80}")
+    return given
 
 
 def server_app() -> ServerApp:
@@ -47,9 +83,11 @@ def server_app() -> ServerApp:
         name = str(config.get("run") or context.run_id)
         agreement = Agreement.read(config.get("agreement"))
         split = read_split(config.get("split"), agreement.client_names)
-        server = LiveServer(agreement, grid, float(config["timeout"]), name)
+        timeout, wait = seconds_of(config, "timeout", 1.0), seconds_of(config, "wait", 0.0)
+        needed = min_clients_of(config, len(agreement.terms.training_clients))
+        server = LiveServer(agreement, grid, timeout, name)
         folder = state_folder(config.get("state")) / server.name / "server"
-        run(server, RunFolder(folder, split), int(config["min-clients"]), float(config["wait"]), time.sleep)
+        run(server, RunFolder(folder, split), needed, wait, time.sleep)
         LOG.info("written: %s", folder)
 
     return app

@@ -3,6 +3,7 @@
 import datetime
 import ipaddress
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from benchmark.files import make_folder
 #: Days for which certificates hold.
 DAYS = 825
 ROOT, CERTIFICATE, KEY = "ca.pem", "server.pem", "server.key"
+#: A name of the Domain Name System: labels of letters, digits and dashes between dots; the last one is no number.
+_LABEL = r"[0-9A-Za-z_]([0-9A-Za-z_-]{0,61}[0-9A-Za-z_])?"
+DNS_NAME = re.compile(rf"(?=.{{1,253}}\Z)(?!(.*\.)?[0-9]+\.?\Z){_LABEL}(\.{_LABEL})*\.?", re.ASCII)
 
 
 def write_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None:
@@ -33,7 +37,7 @@ def write_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None
         sites: a name each.
 
     Raises:
-        ConfigurationError: the folder is there, or a name is no file's.
+        ConfigurationError: the folder is there, a host is no name and no address, or a site's name is no file's.
     """
     if folder.exists() or folder.is_symlink():
         raise ConfigurationError(f"{folder} exists; keys are made once: name a new folder")
@@ -42,6 +46,8 @@ def write_keys(folder: Path, hosts: Sequence[str], sites: Sequence[str]) -> None
         raise ConfigurationError(f"two sites are called {twice[0]}; each needs a name of its own, whatever its case")
     if odd := next((host for host in hosts if not host.isascii()), None):
         raise ConfigurationError(f"a host's name in a certificate is ASCII, got {odd!r:.100}; give its xn-- form")
+    for host in hosts:
+        _host(host)
     if taken := [name for name in names if name.lower() in ("ca", "server")]:
         raise ConfigurationError(f"a site can't be called {taken[0]}, which is the name of the server's own files")
     make_folder(folder.parent)
@@ -97,10 +103,19 @@ def _named(name: str) -> x509.Name:
 
 
 def _host(given: str) -> x509.GeneralName:
+    """Return a host as a certificate names it.
+
+    Raises:
+        ConfigurationError: it is no IP address, and no name of the Domain Name System.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(given))
     except ValueError:
-        return x509.DNSName(given)
+        if DNS_NAME.fullmatch(given):
+            return x509.DNSName(given)
+    raise ConfigurationError(
+        f"--host: expected an IP address or a name like hub.example.org, without https:// and port, got {given!r:.80}"
+    )
 
 
 def _write(path: Path, content: bytes, secret: bool = False) -> None:

@@ -79,6 +79,19 @@ def client_command(
     return [*command, f"--root-certificates={root}", f"--auth-supernode-private-key={key}"]
 
 
+def address_of(host: str, port: int) -> str:
+    """Return under which address this machine reaches a server of its own.
+
+    Args:
+        host: address on which the server listens; all addresses of the machine have this machine among them.
+        port: of it.
+    """
+    plain = host.strip("[]")
+    if plain in ("0.0.0.0", "::"):
+        plain = "127.0.0.1"
+    return f"[{plain}]:{port}" if ":" in plain else f"{plain}:{port}"
+
+
 def connection(server: str, root: Path | None) -> str:
     """Return what tells ``flwr run`` where the server is: a part of Flower's ``config.toml``."""
     tls = "insecure = true" if root is None else f"root-certificates = {_quoted(str(root.absolute()))}"

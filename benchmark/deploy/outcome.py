@@ -157,7 +157,8 @@ def read_split(given: object, client_names: Sequence[str]) -> dict[str, Any] | N
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"split: {path} is no manifest.json of a partition ({reason(error)})") from error
     clients = found.get("clients") if isinstance(found, dict) else None
-    names = [client.get("name") if isinstance(client, dict) else None for client in clients or ()]
+    listed = clients if isinstance(clients, list) else []
+    names = [client.get("name") if isinstance(client, dict) else None for client in listed]
     if names != [*client_names]:
         raise ConfigurationError(f"split: {path} is no manifest.json of a partition over these clients")
     return dict(found)

@@ -21,6 +21,7 @@ from benchmark.engine.refusals.payload_checks import (
     check_aggregate,
     check_complete,
     check_together,
+    facts_of,
     selected,
     start,
     unchanged,
@@ -121,6 +122,8 @@ class LiveServer:
         self._scored = {metric.name: metric for metric in metrics}
         #: of what clients say of their training
         self._names = {"local/train/loss"}
+        #: per name that the rule reports as one number a client, those of the last round
+        self._client_facts: Values = {}
         #: by client what it said of its last training, since the last evaluation
         self._reported: dict[int, dict[str, float]] = {}
 
@@ -260,6 +263,7 @@ class LiveServer:
         else:
             log.warning("round %s is void: nothing has arrived; the server's values stay as they were", number)
             self.facts.setdefault(VOID, {})[number] = 1.0
+        self._take_facts(round)
         self.finished = number
         self.seconds["training"] += (seconds := time.perf_counter() - began)
         facts = {name: of[number] for name, of in self.facts.items() if number in of and name != VOID}
@@ -274,8 +278,13 @@ class LiveServer:
         if spoiled := [name for name, value in new.items() if not value.isfinite().all()]:
             raise ConfigurationError(f"{self.rule.title} has made {spoiled[0]} of round {round.number} not finite")
         self.shared |= new
-        for name, value in self.rule.report(round).items():
-            if isinstance(value, float):
+
+    def _take_facts(self, round: Round) -> None:
+        """Take what the rule reports of a round, as a simulation does; each client's goes to the next scores."""
+        found = facts_of(round, self.terms.num_clients, self.rule)
+        self._client_facts = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        for name, value in found.items():
+            if not isinstance(value, torch.Tensor):
                 self.facts.setdefault(name, {})[round.number] = value
 
     def _answer(self, round: Round, clients: tuple[int, ...]) -> None:
@@ -357,10 +366,18 @@ class LiveServer:
                 self._refuse(f"{self._who(client)} reports {line(name)}, one name more than {MOST_REPORTED}")
         self._reported[client] = means
 
-    def evaluate(self, number: int) -> None:
-        """Have the clients that are there score themselves after a round."""
+    def unscored(self) -> tuple[int, ...]:
+        """Return the clients that are there and have no scores of the last evaluation."""
+        scored = {
+            client for number, client, _, split, *_ in self.metrics if number == self.evaluated and split != "train"
+        }
+        return tuple(sorted({*self.clients.values()} - scored))
+
+    def evaluate(self, number: int, clients: tuple[int, ...] | None = None) -> None:
+        """Have clients score themselves after a round, by default all that are there."""
         began = time.perf_counter()
-        clients = tuple(sorted(self.clients.values()))
+        if clients is None:
+            clients = tuple(sorted(self.clients.values()))
         round = Round(number, (), self.terms.seed)
         sent = self.rule.broadcast(round, dict(self.shared), clients) if clients else Broadcast()
         for client, fields in self._send(MessageType.EVALUATE, round, clients, sent).items():
@@ -372,7 +389,9 @@ class LiveServer:
                 self._add(number, client, scores)
         for client, means in sorted(self._reported.items()):
             self._add(number, client, means)
-        self._reported, self.evaluated = {}, number
+        for name, values in self._client_facts.items():
+            self.metrics += [(number, n, "server", "train", name, value) for n, value in enumerate(values.tolist())]
+        self._reported, self._client_facts, self.evaluated = {}, {}, number
         self.seconds["evaluation"] += time.perf_counter() - began
         found = [row[5] for row in self.metrics if row[0] == number and row[2:5] == ("server", "test", "accuracy")]
         if found:
@@ -393,6 +412,7 @@ class LiveServer:
             "rule": self.rule.state_dict(),
             "traffic": self.traffic.state_dict(),
             "reported": self._reported,
+            "client_facts": self._client_facts,
             **{name: getattr(self, name) for name in PLAIN},
         }
 
@@ -408,10 +428,12 @@ class LiveServer:
         self.rule.load_state_dict(state["rule"])
         self.traffic.load_state_dict(state["traffic"])
         self._reported = state["reported"]
+        self._client_facts = dict(state.get("client_facts", {}))  # older states have none
         for name in PLAIN:
             setattr(self, name, state[name])
         self._names |= {name for of_client in self._reported.values() for name in of_client}
-        self._names |= {f"local/train/{metric}" for _, _, _, split, metric, _ in self.metrics if split == "train"}
+        told = {row[2:5] for row in self.metrics if row[2:4] == ("local", "train")}
+        self._names |= {"/".join(name) for name in told}
 
 
 def run(
@@ -443,13 +465,12 @@ def _run(
     every = trainer.get("check_val_every_n_epoch") or rounds
     first = 0 if trainer.get("num_sanity_val_steps") else 1
     wanted = len(server.terms.training_clients)
+    if server.evaluated == rounds:  # started again after its end: for those who were away then
+        _gather(server, wanted, wait, pause)
+        server.evaluate(rounds, server.unscored())
+        outcome.keep(server)
     while server.finished < rounds or server.evaluated < rounds:
-        waited = 0.0
-        server.meet()
-        while len(server.clients) < wanted and waited < wait:
-            pause(2.0)
-            waited += 2.0
-            server.meet()
+        _gather(server, wanted, wait, pause)
         wanted = min_clients  # it is waited for all when the server starts
         if len(server.clients) < min_clients:
             raise ConfigurationError(
@@ -463,3 +484,13 @@ def _run(
             server.round(last + 1)
         outcome.keep(server)
     outcome.write(server)
+
+
+def _gather(server: LiveServer, wanted: int, wait: float, pause: Callable[[float], None]) -> None:
+    """Meet the clients that are there; wait for so many."""
+    waited = 0.0
+    server.meet()
+    while len(server.clients) < wanted and waited < wait:
+        pause(2.0)
+        waited += 2.0
+        server.meet()

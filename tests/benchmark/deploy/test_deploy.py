@@ -23,10 +23,11 @@ from benchmark.commands import main
 from benchmark.deploy import client
 from benchmark.deploy.agreement import Agreement
 from benchmark.deploy.app import write_app
+from benchmark.deploy.flower import min_clients_of, seconds_of
 from benchmark.deploy.in_process import FIRST, InProcess
 from benchmark.deploy.message_sizes import TITLE, sizes_of
 from benchmark.deploy.messages import RECORD, content, fields_of
-from benchmark.deploy.outcome import RunFolder
+from benchmark.deploy.outcome import RunFolder, read_split
 from benchmark.deploy.server import LiveServer, run
 from benchmark.engine.roles import read_roles
 from benchmark.predict.trained_run import TrainedRun
@@ -388,6 +389,83 @@ def test_a_site_that_is_away_at_an_evaluation_is_left_out_of_it(deployed: Any, t
     assert found.groupby("round").size().to_dict() == {0: 11, 1: 10, 2: 11}
     entry = read_record(tmp_path).summary["server"]["test"]["accuracy"]
     assert (entry["clients"], entry["best_on_test"]["round"]) == (11, 2)
+
+
+def test_a_site_that_missed_the_end_gets_its_model_from_a_server_again(deployed: Any, tmp_path: Path) -> None:
+    agreed = agreement("PFedPG", *OPTIONS, *FEW)
+    server, wire = deployed(agreed)
+    folder, everybody = RunFolder(tmp_path / "server"), wire.nodes
+    wire.nodes = [node for node in everybody if node != FIRST + 4]
+    run(server, folder, 1, 0.0, lambda seconds: None)
+    own = tmp_path / "sites" / server.name / "client4"
+    assert not own.exists()
+    wire.nodes = everybody
+    again = LiveServer(Agreement.read(agreed.text()), wire, 60.0, server.name)
+    run(again, folder, 1, 0.0, lambda seconds: None)
+    assert not again.refused
+    assert len(TrainedRun(own, device="cpu").predict(TinyImages().load().images[:2])) == 2
+    assert verify_record(tmp_path / "server") == []
+    added = {str(row) for row in again.metrics} - {str(row) for row in server.metrics}
+    assert len(again.metrics) == len(server.metrics) + len(added)
+    assert {row[:2] for row in again.metrics if str(row) in added} == {(ROUNDS, 4)}
+
+
+def test_what_a_rule_reports_is_taken_as_a_simulation_takes_it(deployed: Any) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS, *FEW))
+    each = torch.arange(6.0)
+    server.rule.report = lambda round: {"whole": 3, "tensor": torch.tensor(0.5), "each": each + round.number}
+    server.meet()
+    server.round(1)
+    assert {name: of for name, of in server.facts.items() if name != "void"} == {"whole": {1: 3.0}, "tensor": {1: 0.5}}
+    again = LiveServer(server.agreement, wire, 60.0, server.name)
+    again.go_on(server.state())
+    again.meet()
+    again.evaluate(1)
+    found = [row for row in again.metrics if row[4] == "each"]
+    assert found == [(1, client, "server", "train", "each", client + 1.0) for client in range(6)]
+    wire.nodes = []
+    server.meet()
+    server.round(2)
+    assert server.facts["void"] == {2: 1.0}
+    assert server.facts["whole"] == {1: 3.0, 2: 3.0}
+    server.rule.report = lambda round: {"whole": math.inf}
+    with pytest.raises(ConfigurationError, match=r"report gives 'whole' = inf; expected a finite number \(round 2\)"):
+        server.round(2)
+
+
+def test_a_site_refuses_what_no_server_of_this_app_sends(deployed: Any) -> None:
+    server, wire = deployed(agreement("FedVPT", *OPTIONS))
+    whole = {f"common/{name}": value.long() for name, value in server.shared.items()}
+    right = {f"common/{name}": value for name, value in server.shared.items()}
+    for kind, fields, said in (
+        ("train", {"round": 1, "tensors": save(whole)}, "as torch.int64; expected torch.float32"),
+        ("evaluate", {"round": 1, "tensors": save(whole)}, "as torch.int64; expected torch.float32"),
+        ("train", {"round": 0, "tensors": save(right)}, "has round 0 trained; the first one is 1"),
+        ("train", {"round": 1, "clients": ["a"], "tensors": save(right)}, "the server asks for round 1"),
+    ):
+        (answer,) = wire.send_and_receive([Message(content(run=server.name, **fields), FIRST, kind)])
+        assert said in str(fields_of(answer)["refused"])
+
+
+@pytest.mark.parametrize("given", ['{"clients": 5}', '{"clients": {"a": 1}}', '{"clients": [5]}', "[]"])
+def test_a_file_that_is_no_split_is_refused_in_a_line(given: str, tmp_path: Path) -> None:
+    (tmp_path / "split.json").write_text(given)
+    with pytest.raises(ConfigurationError, match=r"split: .* is no manifest\.json of a partition over these clients"):
+        read_split(str(tmp_path / "split.json"), ["a"])
+
+
+def test_options_of_a_run_that_mean_nothing_are_refused_in_a_line() -> None:
+    config = {"wait": 0, "timeout": 0.5, "min-clients": 3}
+    assert seconds_of(config, "wait", 0.0) == 0
+    assert min_clients_of(config, 3) == 3
+    for wait in (math.nan, math.inf, -1.0, "soon", None, True):
+        with pytest.raises(ConfigurationError, match=r"--run-config: wait is a number of seconds, 0 or more; got"):
+            seconds_of({"wait": wait}, "wait", 0.0)
+    with pytest.raises(ConfigurationError, match=r"timeout is a number of seconds, 1 or more; got 0\.5"):
+        seconds_of(config, "timeout", 1.0)
+    for needed in (0, -1, 4, 1.5, "all", True, None):
+        with pytest.raises(ConfigurationError, match=r"--run-config: min-clients is a whole number from 1 to 3; got"):
+            min_clients_of({"min-clients": needed}, 3)
 
 
 def test_privacy_is_accounted_for_in_what_is_written(deployed: Any, tmp_path: Path) -> None:

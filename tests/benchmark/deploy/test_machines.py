@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -72,6 +73,10 @@ def test_keys_are_of_one_root_and_secret(tmp_path: Path, capsys: pytest.CaptureF
     for hosts, sites, said in (
         (["hub.org"], ["north", "North"], "two sites are called North"),
         (["hüb.org"], ["north"], "a host's name in a certificate is ASCII, got 'hüb.org'"),
+        *(
+            ([host], ["north"], f"--host: expected an IP address or a name .* got '{re.escape(host)}'")
+            for host in ("", "a b", "hub.org:8000", "https://hub.org", "hub..org", "-hub.org", "300.1.1.1", "a" * 64)
+        ),
     ):
         with pytest.raises(ConfigurationError, match=said):
             write_keys(tmp_path / "other", hosts, sites)
@@ -127,6 +132,23 @@ def test_commands_have_tls_beyond_this_machine(tmp_path: Path, capsys: pytest.Ca
         assert status == 2
         assert said in complaint
         assert len(complaint.splitlines()) == 1
+
+
+def test_flwr_is_told_the_address_on_which_the_server_listens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = tmp_path / "keys"
+    write_keys(keys, ["hub.org", "fd00::7", "hub.internal."], ["north"])
+    for host, address in (
+        ("10.0.0.7", "10.0.0.7:8000"),
+        ("hub.org", "hub.org:8000"),
+        ("fd00::7", "[fd00::7]:8000"),
+        ("[fd00::7]", "[fd00::7]:8000"),
+        ("0.0.0.0", "127.0.0.1:8000"),
+        ("::", "127.0.0.1:8000"),
+    ):
+        assert main(["deploy", "server", f"--host={host}", f"--keys={keys}", "--print"]) == 0
+        assert f'address = "{address}"' in capsys.readouterr().out
 
 
 def test_an_app_for_folders_that_nobody_else_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
