@@ -15,12 +15,31 @@ from benchmark.engine.plan.evaluation_plan import rows_of_a_step
 from benchmark.engine.plan.work import Part, Step
 from benchmark.engine.roles import overrides
 from benchmark.errors import ConfigurationError
-from benchmark.federation import Round, Values
+from benchmark.federation import Round, Terms, Values
 from benchmark.masked import IGNORE
 from benchmark.method import FederatedMethod
 from benchmark.run.federation_file import FederationFacts
 
 Point = Literal["server", "local"]
+
+
+def fits_a_copy(method: FederatedMethod, client: int, point: Point) -> bool:
+    """Return whether an evaluation fits a copy of a client at a point before it scores it.
+
+    Testers, who have test images alone, are scored as they are (``engine.plan.evaluation_plan.evaluated_clients``).
+    """
+    terms, phases = method.simulation.terms, method.simulation.phases
+    if point != "server" or any(client in testers for testers in terms.testers.values()):
+        return False
+    return bool(phases[Stage.ADAPT if client in terms.new_clients else Stage.FINETUNE])
+
+
+def _split_of_new(terms: Terms) -> str:
+    """Return the split whose classes a new client tells apart: those of training.
+
+    A run without new clients knows no label space of theirs, and one more would be another model to its checkpoint.
+    """
+    return "train" if "train" in terms.label_spaces and "new" not in terms.label_spaces else "new"
 
 
 class ClientModel:
@@ -57,7 +76,7 @@ class ClientModel:
         self.name = facts.client_names[client]
         is_new = client in simulation.terms.new_clients
         tests = (split for split, testers in simulation.terms.testers.items() if client in testers)
-        self.split = "new" if is_new else next(tests, "test")
+        self.split = _split_of_new(simulation.terms) if is_new else next(tests, "test")
         self.class_names = facts.names_for(client, self.split)
         self.space = simulation.terms.space_of(self.split, client)
         batch = simulation.terms.eval_batch_size
@@ -82,7 +101,7 @@ class ClientModel:
         """Gather what the client has at the point, of a fitted copy where the method asks for one."""
         simulation, clients = self.method.simulation, (self.client,)
         received = simulation.received(self.method.server.rule, round, clients)
-        if self.point == "server" and simulation.phases[stage]:
+        if fits_a_copy(self.method, self.client, self.point):
             rule = self.method.server.rule
             values = fitted or self.method.evaluation.fitted(self.client, stage, received, round, rule)
         else:

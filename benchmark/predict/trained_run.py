@@ -17,7 +17,7 @@ from benchmark.errors import ConfigurationError, listed
 from benchmark.method import FederatedMethod
 from benchmark.paths import user_path
 from benchmark.predict.answers import Unread, answers, cells, heads
-from benchmark.predict.client_model import ClientModel, Point
+from benchmark.predict.client_model import ClientModel, Point, fits_a_copy
 from benchmark.predict.files import decoded, decoding_of, list_files
 from benchmark.predict.loaded import RunDirectory
 from benchmark.predict.new_client import labelled_images
@@ -231,10 +231,7 @@ class TrainedRun:
     def _take_data(self, client: int, point: Point) -> None:
         """Read the run's data, where a client cannot answer without them."""
         method = self.method
-        new = client in method.simulation.terms.new_clients
-        fitted = point == "server" and method.simulation.phases[Stage.ADAPT if new else Stage.FINETUNE]
-        if self.site is not None and self.site.fitted:
-            fitted = []
+        fitted = fits_a_copy(method, client, point) and not (self.site is not None and self.site.fitted)
         if self.has_data or not (fitted or "own_images" in method.inputs):
             return
         assert self.directory is not None

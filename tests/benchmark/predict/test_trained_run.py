@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from federation import TinyImages
+from PIL import Image
 from safetensors.torch import load_file
 from trained_runs import Runs
 
@@ -73,6 +74,36 @@ def test_clients_that_tell_different_classes_apart_are_asked_by_name(
     assert run.client(0).class_names != run.client(1).class_names
     with pytest.raises(ConfigurationError, match=r"tell different classes apart, or .*; say which one: client 0, clie"):
         run.client()
+
+
+BASE_TO_NOVEL = ("--data.partition=datamodules.BaseToNovel", "--data.partition.num_clients=4")
+
+
+def test_a_new_client_of_base_to_novel_is_asked_about_the_base_classes(runs: Runs, tmp_path: Path) -> None:
+    live = runs("PromptFL", *BASE_TO_NOVEL)
+    run, data = TrainedRun(live.run_dir, device="cpu"), live.datamodule
+    rows = data.held_out["test"][0]
+    for row in rows:
+        folder = tmp_path / "ward" / data.class_names[data.pool.labels[row]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(data.pool.images[row].permute(1, 2, 0).numpy()).save(folder / f"{row}.png")
+    new, known = run.new_client(tmp_path / "ward"), run.client(0)
+    assert new.class_names == known.class_names == ("class0", "class1", "class2", "class3")
+    images = data.pool.images[torch.from_numpy(rows)]
+    torch.testing.assert_close(new.logits(images), known.logits(images), rtol=0, atol=0)
+
+
+def test_a_tester_of_a_method_that_fits_copies_is_asked_as_it_is(runs: Runs, tmp_path: Path) -> None:
+    live = runs("PromptFLFT", "--data.partition=own_spaces.OwnSpaces", "--data.clients_per_round=5")
+    run, data, table = TrainedRun(live.run_dir, device="cpu"), live.datamodule, read_metrics(live.run_dir)
+    for client, split in ((6, "whole"), (7, "apart")):
+        rows = torch.from_numpy(data.held_out[split][client])
+        found = run.predict(data.pool.images[rows], client)["class"]
+        right = found == [data.class_names[label] for label in data.pool.labels[rows]]
+        recorded = table.query(f"client == {client} and metric == 'accuracy' and split == {split!r}")["value"]
+        assert right.sum() == round(recorded.iloc[-1] * len(rows))
+    run.export(tmp_path / "model", 7)
+    assert not run.has_data  # a tester has no training images
 
 
 #: Of them, what is different as a graph: a CNN, a ViT with draws, a CLIP's image tower.
