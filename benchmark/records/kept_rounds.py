@@ -52,6 +52,7 @@ class KeptRounds:
         self.run_dir = run_dir
         self.keep = keep
         self._best: tuple[bool, float] | None = None  # trained, and the value; of the best evaluation so far
+        self._source: Path | None = None  # where the last images come from, until this run has taken some itself
 
     @property
     def _folder(self) -> Path:
@@ -70,6 +71,7 @@ class KeptRounds:
             return
         if self.keep == "last":
             write_bytes(self.run_dir / PREDICTIONS, parquet_of(images))
+            self._source = None
         else:
             write_bytes(round_file(make_folder(self._folder), round), parquet_of(images))
 
@@ -95,8 +97,13 @@ class KeptRounds:
             ConfigurationError: images that must be kept are not there, or are those of another round.
         """
         elsewhere = not source.samefile(self.run_dir)
-        if self.keep == "last" and elsewhere and (source / PREDICTIONS).is_file():
-            write_bytes(self.run_dir / PREDICTIONS, _content(source / PREDICTIONS))
+        if self.keep == "last":
+            self._source = source
+            scored = {round for round, table in evaluations if (table["metric"] == EVALUATED).any()}
+            if elsewhere and scored and _rounds_of(source / PREDICTIONS) == {max(scored)}:
+                write_bytes(self.run_dir / PREDICTIONS, _content(source / PREDICTIONS))
+            elif elsewhere:  # a further evaluation makes the file; without one, the run does not finish
+                (self.run_dir / PREDICTIONS).unlink(missing_ok=True)
         if self.keep not in ("best_on_val", "all"):
             self._remove_of_another_start()
             return
@@ -106,10 +113,7 @@ class KeptRounds:
         of_the_end = {} if found else _parts_of(source / PREDICTIONS)  # another run, which is finished
         needed = wanted if self.keep == "all" else wanted[-1:]
         if missing := [round for round in needed if round not in found and round not in of_the_end]:
-            raise ConfigurationError(
-                f"{source} does not have the images of round {missing[0]}, which data.keep_predictions={self.keep} "
-                f"keeps; put back {PARTS}/ or {PREDICTIONS} as they were, or start without --ckpt_path"
-            )
+            raise self._lacks(source, missing[0])
         for round in wanted:
             if round in found:  # better now than when the run ends
                 _check_round(found[round], round)
@@ -122,6 +126,12 @@ class KeptRounds:
         for round, path in rounds_in(self._folder):
             if round not in wanted:
                 path.unlink()
+
+    def _lacks(self, source: Path, round: int) -> ConfigurationError:
+        return ConfigurationError(
+            f"{source} does not have the images of round {round}, which data.keep_predictions={self.keep} keeps; put "
+            f"back {PARTS}/ or {PREDICTIONS} as they were, or start without --ckpt_path"
+        )
 
     def _remove_of_another_start(self) -> None:
         """Remove images of a run that was begun here, kept more, and was killed before its first checkpoint."""
@@ -136,7 +146,14 @@ class KeptRounds:
         Args:
             metrics: the long table of all evaluations.
             test_sizes: test images per client.
+
+        Raises:
+            ConfigurationError: nothing was evaluated after a checkpoint whose last images are not there.
         """
+        if self._source is not None and (metrics["metric"] == EVALUATED).any():
+            wanted = rounds_to_keep(self.keep, metrics, test_sizes)
+            if _rounds_of(self.run_dir / PREDICTIONS) != wanted:
+                raise self._lacks(self._source, max(wanted))
         if self.keep in ("best_on_val", "all"):
             wanted = rounds_to_keep(self.keep, metrics, test_sizes)
             parts = [path for round, path in rounds_in(self._folder) if round in wanted]
@@ -167,10 +184,18 @@ def _content(path: Path) -> bytes:
         return read_regular(path, LARGEST[PREDICTIONS])
 
 
-def _check_round(path: Path, round: int) -> None:
+def _rounds_of(path: Path) -> set[int]:
+    """Return the rounds of a file of images; none where there is no such file."""
+    if not path.is_file():
+        return set()
     with readable(path, "table of predictions"):
         rows = parse_predictions(read_regular(path, LARGEST[PREDICTIONS]), every=True, columns=("round",))
-        if (rounds := rows["round"].unique().tolist()) != [round]:
+    return {*rows["round"].unique().tolist()}
+
+
+def _check_round(path: Path, round: int) -> None:
+    with readable(path, "table of predictions"):
+        if (rounds := sorted(_rounds_of(path))) != [round]:
             raise ValueError(f"it is of {f'round {rounds[0]}' if rounds else 'no round'}, expected {round}")
 
 

@@ -206,6 +206,38 @@ def test_a_round_may_lack_a_point_that_others_have(tmp_path: Path) -> None:
     assert found == [["local", 2], ["server", 0], ["server", 1], ["server", 2]]
 
 
+def test_the_last_images_are_those_of_the_checkpoint_that_a_run_goes_on_from(tmp_path: Path) -> None:
+    tables = [evaluation(round, 0.5) for round in range(3)]
+    source, other, moved = (tmp_path / name for name in ("source", "other", "moved"))
+    for folder in (source, other, moved):
+        folder.mkdir()
+    KeptRounds(source, "last").take(2, tables[2], images(2))
+    whole = KeptRounds(moved, "last")
+    whole.take_up(source, iter([*enumerate(tables)]))
+    assert (moved / PREDICTIONS).read_bytes() == (source / PREDICTIONS).read_bytes()
+    assert whole.finish(pd.concat(tables), (1,))
+    earlier = [*enumerate(tables)][:2]
+    for folder in (other, source):  # as the same directory after a kill between evaluation and checkpoint
+        early = KeptRounds(folder, "last")
+        early.take_up(source, iter(earlier))
+        said = r"source does not have the images of round 1, which data\.keep_predictions=last keeps; put back"
+        with pytest.raises(ConfigurationError, match=said):
+            early.finish(pd.concat(tables[:2]), (1,))
+        early.take(2, tables[2], images(2))
+        assert early.finish(pd.concat(tables), (1,))
+
+
+def test_without_a_further_evaluation_images_of_another_round_are_refused(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "basic", tmp_path / "source")
+    half = run(tmp_path / "half", "--data.keep_predictions=last", rounds=2) / "checkpoints" / "last.ckpt"
+    shutil.copy(half, tmp_path / "source" / "checkpoints" / "last.ckpt")
+    given = f"--ckpt_path={tmp_path / 'source' / 'checkpoints' / 'last.ckpt'}"
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", "--data.keep_predictions=last", given, rounds=2)
+    assert not (tmp_path / "run" / "record.json").exists()
+    assert verify_record(run(tmp_path / "more", "--data.keep_predictions=last", given, rounds=3)) == []
+
+
 @pytest.mark.parametrize("keep", ["none", "last"])
 def test_a_start_leaves_no_images_of_another_one(keep: Any, tmp_path: Path) -> None:
     """A run that kept more was killed here before its first checkpoint, so that the folder may be used again."""
