@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -48,6 +49,26 @@ def fails(logits: Tensor, labels: Tensor) -> float:
 def by_class(logits: Tensor, labels: Tensor) -> Tensor:
     """Returns a value for each class."""
     return logits.mean(0)
+
+
+def of_numpy(logits: Tensor, labels: Tensor) -> Any:
+    """The share of images that are right, as a number of NumPy."""
+    return np.mean((logits.argmax(1) == labels).numpy(), dtype="float32")
+
+
+def energy(logits: Tensor, labels: Tensor) -> float:
+    """A large sum of float32, whose last digits depend on the order of its terms."""
+    return (1e6 * logits.square()).sum().item()
+
+
+def odds(logits: Tensor, labels: Tensor) -> float:
+    """Finite, and beyond what a record holds where all classes are there."""
+    return 1e41 if len(labels.unique()) > 1 else 2.0
+
+
+def count(logits: Tensor, labels: Tensor) -> int:
+    """A whole number that no float can hold."""
+    return 10**400
 
 
 class NoMetric:

@@ -15,6 +15,8 @@ POINTS = ("server", "local")
 
 #: Far beyond what is counted or measured, and small enough to be multiplied without an overflow.
 HUGE = 1e40
+#: Signs of the name of a metric of the user's own.
+LONGEST_NAME = 100
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
@@ -284,7 +286,7 @@ class RunRecord:
     privacy: Annotated[dict[str, Any] | None, _Form(lambda: Privacy | None)] = None
     own_metrics: Annotated[
         dict[str, dict[str, Any]] | None,
-        _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=100)], _OwnMetric] | None),
+        _Form(lambda: dict[Annotated[str, Field(pattern="^[a-z0-9_]+$", max_length=LONGEST_NAME)], _OwnMetric] | None),
     ] = None
     deployed: Annotated[dict[str, Any] | None, _Form(lambda: Deployed | None)] = None
     trained: tuple[bool | None, ...] | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmark.config.yaml_files import MOST_BYTES, read_mapping
 from benchmark.errors import ConfigurationError
-from benchmark.files import parse_json, read_regular, reason, write_bytes, write_json
+from benchmark.files import json_bytes, parse_json, read_regular, reason, write_bytes
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.metrics_table import readable, write_parquet
 from benchmark.records.predictions import CLASSES, PREDICTIONS, by_class, classes_parquet_of, parse_predictions
@@ -61,7 +61,7 @@ def write_record(
             ``classes.parquet`` is made of it; so does ``subgroups.parquet``, where it is there.
 
     Raises:
-        ConfigurationError: one of the two files is missing or unreadable.
+        ConfigurationError: one of the two files is missing or unreadable, or the record would be none that can be read.
         ValueError: a malformed metrics table, or names, sizes and clients that do not fit each other.
     """
     folder = Path(run_dir)
@@ -92,10 +92,17 @@ def write_record(
     for name in ("own_metrics", "deployed", "trained"):  # which older records have not
         if content[name] is None:
             del content[name]
-    payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))
+    try:
+        payload = json.loads(json.dumps({"schema": SCHEMA, **content}, allow_nan=False))
+        checked = parse_record(canonical(payload))
+    except ValueError as error:  # before a file of this name makes the run a finished one
+        then = f", then `benchmark resume {folder}` ends the run" if record.deployed is None else ""
+        raise ConfigurationError(
+            f"{folder}: no record is written, as it could not be read again ({error}); mend what gives this value{then}"
+        ) from error
     payload["record_sha256"] = hashlib.sha256(canonical(payload)).hexdigest()
-    write_json(folder / "record.json", payload)
-    return read_record(folder)
+    write_bytes(folder / "record.json", json_bytes(payload))
+    return checked
 
 
 def read_record(run_dir: str | Path) -> RunRecord:

@@ -8,7 +8,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
 from benchmark.records.client_groups import groups_of
 from benchmark.records.metrics_table import NAMED, check_clients, checked
-from benchmark.records.record import RunRecord
+from benchmark.records.record import HUGE, RunRecord
 
 if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not wait for them
     import numpy as np
@@ -337,7 +337,7 @@ def _weighted(values: "np.ma.MaskedArray", sizes: "np.ndarray") -> "np.ndarray":
 
 
 def _json_number(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) <= HUGE else None  # no record has a larger one
 
 
 def _at(series: "dict[str, np.ndarray]", index: int) -> dict[str, float | None]:

@@ -16,7 +16,7 @@ from benchmark import commands
 from benchmark.errors import ConfigurationError
 from benchmark.files import write_json
 from benchmark.metrics import METRICS, POOLED_CLIENT, know_metric, lower_is_better, metrics_of
-from benchmark.own_metrics import chosen_metrics, declared
+from benchmark.own_metrics import check_own_metrics, chosen_metrics, declared
 from benchmark.records.record_file import read_record
 from benchmark.records.run_intervals import LIKE_THESE, lines_of
 from benchmark.records.stored_run import read_metrics, stored_run, verify_record
@@ -53,6 +53,23 @@ def test_arguments_and_inputs_are_given_as_declared() -> None:
     torch.testing.assert_close(made["kap"], made["kappa"], rtol=0, atol=1e-6)
     torch.testing.assert_close(made["hits"], made["accuracy"])
     assert set(made) == {metric.name for metric in metrics_of("clinical")} | {"kap", "hits"}
+
+
+def test_numbers_of_other_kinds_are_taken_and_huge_ones_are_not_defined() -> None:
+    given = [{"class_path": f"own_measures.{name}", "higher_is_better": True} for name in ("of_numpy", "odds", "count")]
+    made = scored(chosen=chosen_metrics(given)).compute()
+    torch.testing.assert_close(made["of_numpy"], made["accuracy"], rtol=0, atol=1e-6)
+    assert made["odds"].isnan().tolist() == [len({*LABELS[begin:end]}) > 1 for begin, end in HELD]
+    assert made["count"].isnan().all()
+    energy = {"class_path": "own_measures.energy", "higher_is_better": True}
+    check_own_metrics(chosen_metrics([*given, energy, {**TWO, "name": "a" * 100}]), 10)
+
+
+def test_a_run_whose_metric_is_huge_has_a_record(tmp_path: Path) -> None:
+    given = json.dumps({"class_path": "own_measures.odds", "higher_is_better": True})
+    main([*BASE, "--trainer.max_epochs=1", f"--run_dir={tmp_path / 'run'}", f"--data.metrics={given}"])
+    assert verify_record(tmp_path / "run") == []
+    assert not (read_metrics(tmp_path / "run").query("metric == 'odds'")["value"] > 2).any()
 
 
 def test_own_metrics_are_in_record_and_tables_also_where_they_are_not_imported(
@@ -163,6 +180,10 @@ MISTAKES = {
         "two metrics are called 'accuracy'; give own_measures",
     ),
     "a name twice": ([TWO, TWO], "two metrics are called 'among_two'"),
+    "a long name": (
+        [{**TWO, "name": "a" * 101}],
+        "has 101 signs, and at most 100 are recorded; give a shorter name: {class_path: own_measures.among_two",
+    ),
     "a name": ([{**TWO, "name": "Top 2"}], "the name 'Top 2' must be of a-z, 0-9 and _ only"),
 }
 

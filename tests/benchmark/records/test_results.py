@@ -258,6 +258,28 @@ def test_the_record_is_written_last(tmp_path: Path) -> None:
     assert not is_finished(tmp_path)
 
 
+def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    write_text(tmp_path / "config.yaml", "a: 1\n")
+    write_json(tmp_path / "manifest.json", {})
+    metrics = table({1: [0.5, 0.5]})
+    for wrong, said in {
+        "own_metrics": {"a" * 101: {"class_path": "a.b", "lower_is_better": True}},
+        "facts": {"drift": {"1": math.nan}},
+        "peak_memory_bytes": -1,
+    }.items():
+        with pytest.raises(ConfigurationError, match=r"no record is written, as it could not be read again \(.*resume"):
+            write_record(tmp_path, dataclasses.replace(record_of(), **{wrong: said}), metrics)
+        assert not is_finished(tmp_path)
+    assert write_record(tmp_path, record_of(), metrics) == read_record(tmp_path)
+
+
+def test_a_number_beyond_what_a_record_holds_is_none_in_its_summary(tmp_path: Path) -> None:
+    metrics = pd.concat([table({1: [0.5, 0.5]}), table({1: [1e41, 1.0]}, "local", "drift", "train")])
+    write_finished_run(tmp_path / "run", record_of(), metrics)
+    assert read_record(tmp_path / "run").summary["local"]["train"]["drift"]["last"]["average"] is None
+    assert verify_record(tmp_path / "run") == []
+
+
 def test_a_half_written_record_is_refused(run_dir: Path) -> None:
     path = run_dir / "record.json"
     path.write_bytes(path.read_bytes()[:200])
