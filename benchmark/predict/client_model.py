@@ -1,7 +1,9 @@
 """One client of a finished run, asked about images as an evaluation asks it."""
 
+import copy
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch
@@ -82,6 +84,7 @@ class ClientModel:
         batch = simulation.terms.eval_batch_size
         self.step = rows_of_a_step(simulation.terms.held_out_row.get(self.split, 0), batch) or batch
         self.draws = bool(self.noise(0, 1))
+        self._autocast = True
         method.eval()
         with self.working():
             simulation.watch.start()
@@ -90,8 +93,34 @@ class ClientModel:
     @contextmanager
     def working(self) -> Iterator[None]:
         """Compute without gradients, in the run's precision."""
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._precision(), ExitStack() as off:
+            if not self._autocast:
+                for kind in self._kinds_under_autocast():
+                    off.enter_context(torch.autocast(kind, enabled=False))
             yield
+
+    def without_autocast(self) -> "ClientModel":
+        """Return the model with the same values, whose steps are in their precision; itself where they already are.
+
+        A graph of ``torch.export`` knows no autocast.
+        """
+        with self._precision():
+            if not self._kinds_under_autocast():
+                return self
+        made, before = copy.copy(self), self.cohort
+        made._autocast = False
+        with made.working():
+            gathered = self.method.simulation.gather(
+                before.clients, before.stage, before.round, before.received, before.values, self.split
+            )
+        kind = self.method.simulation.parameters.first.dtype
+        # What a method makes once and keeps may have been made under autocast.
+        of_steps = {name: value.to(kind) for name, value in gathered.prepared.items() if value.is_floating_point()}
+        made.cohort = replace(gathered, prepared=gathered.prepared | of_steps)
+        return made
+
+    def _kinds_under_autocast(self) -> list[str]:
+        return [kind for kind in {"cpu", self.method.device.type} if torch.is_autocast_enabled(kind)]
 
     def _precision(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = cast(Any, self.method.trainer).precision_plugin.forward_context()

@@ -1,5 +1,6 @@
 """One client's model as files that need none of this code: safetensors, ``torch.export``, ONNX."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -67,7 +68,9 @@ def check_onnx() -> None:
 
 
 def export(model: ClientModel, folder: Path, about: dict[str, Any], onnx: bool = False) -> list[Path]:
-    """Write a client's model into a folder.
+    """Write a client's model into a folder. Of an older export there all stays, or else ``model.json`` is away.
+
+    The graph computes in the precision of the parameters, also of a run whose steps are under autocast.
 
     Args:
         model: the client's.
@@ -84,18 +87,26 @@ def export(model: ClientModel, folder: Path, about: dict[str, Any], onnx: bool =
     """
     from safetensors.torch import save
 
+    model = model.without_autocast()
     program = _program(model)
     _check(program, model)
     described = _described(model) | about
-    make_folder(folder)
-    made = {TRAINED: folder / TRAINED, GRAPH: folder / GRAPH}
     trained = {name: value.to("cpu", copy=True).contiguous() for name, value in model.trained().items()}
-    _write(made[TRAINED], lambda stream: stream.write(save(trained)))
-    _write(made[GRAPH], lambda stream: torch.export.save(program, stream))
+    contents: dict[str, Callable[[BinaryIO], Any]] = {
+        TRAINED: lambda stream: stream.write(save(trained)),
+        GRAPH: lambda stream: torch.export.save(program, stream),
+    }
     if onnx:
-        made[ONNX] = folder / ONNX
         content = _onnx(program, described)
-        _write(made[ONNX], lambda stream: stream.write(content))
+        contents[ONNX] = lambda stream: stream.write(content)
+    make_folder(folder)
+    made = {name: folder / name for name in contents}
+    with contextlib.ExitStack() as written:
+        for name, write in contents.items():
+            write(written.enter_context(replacing(made[name])))
+        # All are whole beside those of an older export, which are replaced from here on.
+        for name in (ABOUT, ONNX):
+            (folder / name).unlink(missing_ok=True)
     files = {name: {"sha256": _sha256(path), "bytes": path.stat().st_size} for name, path in made.items()}
     write_json(folder / ABOUT, described | {"how_to_load": {name: LOAD[name] for name in made}, "files": files})
     return [*made.values(), folder / ABOUT]
@@ -180,6 +191,10 @@ def _described(model: ClientModel) -> dict[str, Any]:
             },
         },
         "output": "logits [N, classes]; softmax gives probabilities",
+        "precision": {
+            "graph": str(method.simulation.parameters.first.dtype).removeprefix("torch."),
+            "run": str(method.trainer.precision),
+        },
         "backbone": {"class": type(backbone).__name__, "frozen_hash": method.frozen_hash},
         "draws": DRAWS.format(model.step) if model.draws else None,
         "versions": {
@@ -189,11 +204,6 @@ def _described(model: ClientModel) -> dict[str, Any]:
         },
         "written": time.strftime("%Y-%m-%d"),
     }
-
-
-def _write(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    with replacing(path) as stream:
-        write(stream)
 
 
 def _sha256(path: Path) -> str:

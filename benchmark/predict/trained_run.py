@@ -193,7 +193,7 @@ class TrainedRun:
         own_classes = bool(simulation.terms.own_spaces) or self.facts.label_orders > 1
         one = len(self.client_names) == 1 or not (
             own_classes
-            or point == "local"
+            or (point or (method.evaluate_local and method.paper_point)) == "local"
             or method.roles.personal
             or method.roles.remembered
             or simulation.phases[Stage.FINETUNE]
@@ -271,7 +271,7 @@ class TrainedRun:
             An image that cannot be read is left out with a warning.
 
         Raises:
-            ConfigurationError: see :meth:`client`, or there is no image.
+            ConfigurationError: see :meth:`client`, there is no image, or ``top`` is no number from 1 on.
         """
         return predictions(self.client(client, point), images, top)
 
@@ -314,9 +314,11 @@ def predictions(model: ClientModel, images: str | Path | Sequence[str | Path] | 
     """Return the table of :meth:`TrainedRun.predict` of a client's model."""
     import pandas as pd
 
+    if type(top) is not int or top < 1:
+        raise ConfigurationError(f"top says how many classes of each image there are, from 1 on; got {top!r:.40}")
     items: Iterable[tuple[str, NDArray[np.uint8] | str]]
     if isinstance(images, Tensor):
-        items = ((str(number), image.numpy()) for number, image in enumerate(images))
+        items = ((str(number), image.numpy()) for number, image in enumerate(images.cpu()))
     else:
         given = [images] if isinstance(images, str | Path) else images
         files, remarks = list_files(map(user_path, given))

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmark.errors import ConfigurationError
 from benchmark.predict.trained_run import TrainedRun
 from benchmark.records.stored_run import read_metrics
 from benchmark.run.reload import client_values
+from methods import FedAvg
 
 #: By family one method of it.
 METHODS = {
@@ -74,6 +76,90 @@ def test_clients_that_tell_different_classes_apart_are_asked_by_name(
     assert run.client(0).class_names != run.client(1).class_names
     with pytest.raises(ConfigurationError, match=r"tell different classes apart, or .*; say which one: client 0, clie"):
         run.client()
+
+
+class Averaged(FedAvg):
+    """FedAvg that is read as local training left each client."""
+
+    evaluate_local = True
+    paper_point = "local"
+
+
+def test_clients_who_are_read_after_local_training_are_asked_by_name(runs: Runs) -> None:
+    run = TrainedRun(runs("FedAvg", "--model=test_trained_run.Averaged").run_dir, device="cpu")
+    with pytest.raises(ConfigurationError, match="Averaged has a model for each client; say which one: client 0, clie"):
+        run.client()
+    assert run.client(point="server").point == "server"
+
+
+class Elsewhere(torch.Tensor):
+    """Pixels that NumPy cannot read where they are, as those on a GPU."""
+
+    def cpu(self, *more: Any) -> torch.Tensor:
+        """Copy them."""
+        return self.as_subclass(torch.Tensor)
+
+    def numpy(self, **more: Any) -> Any:
+        """Refuse, as of a GPU."""
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+
+def test_pixels_may_lie_on_a_gpu_and_top_is_at_least_one(runs: Runs) -> None:
+    live = runs("FedAvg")
+    run, images = TrainedRun(live.run_dir, device="cpu"), live.datamodule.pool.images[:3]
+    assert run.predict(images.as_subclass(Elsewhere)).equals(run.predict(images))
+    for top in (0, -2, True, 1.5):
+        with pytest.raises(ConfigurationError, match=f"top says how many .* from 1 on; got {top}"):
+            run.predict(images, top=top)  # type: ignore[arg-type]
+
+
+def test_a_run_under_autocast_is_exported_in_float32(runs: Runs, tmp_path: Path) -> None:
+    live = runs("PromptFL", "--trainer.precision=bf16-mixed")
+    run, images = TrainedRun(live.run_dir, device="cpu"), live.datamodule.pool.images[:3]
+    model = run.client(0)
+    run.export(tmp_path / "model", 0)
+    assert json.loads((tmp_path / "model/model.json").read_text())["precision"] == {
+        "graph": "float32",
+        "run": "bf16-mixed",
+    }
+    found = torch.export.load(tmp_path / "model/model.pt2").module()(images)
+    torch.testing.assert_close(found, model.without_autocast().logits(images), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(found, model.logits(images), rtol=0.1, atol=0.1)
+    assert not torch.allclose(found, model.logits(images), atol=1e-5)  # those of the evaluation, as before
+    plain = TrainedRun(runs("FedAvg").run_dir, device="cpu").client()
+    assert plain.without_autocast() is plain
+
+
+def test_an_export_that_fails_leaves_the_older_one(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: Any) -> bytes:
+        raise ConfigurationError("no ONNX")
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    run, folder = TrainedRun(runs("FedAvg").run_dir, device="cpu"), tmp_path / "model"
+    for name in ("check_onnx", "_check"):
+        monkeypatch.setattr(f"benchmark.predict.export.{name}", lambda *_: None)
+    monkeypatch.setattr("benchmark.predict.export._onnx", lambda *_: b"first")
+    run.export(folder, 0, onnx=True)
+    before = files()
+    assert before["model.onnx"] == b"first"
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmark.predict.export._onnx", refuses)
+        with pytest.raises(ConfigurationError, match="no ONNX"):
+            run.export(folder, 1, onnx=True, overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.export, "save", refuses)
+        with pytest.raises(ConfigurationError, match="no ONNX"):
+            run.export(folder, 1, overwrite=True)
+    assert files() == before
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmark.predict.export._sha256", refuses)
+        with pytest.raises(ConfigurationError, match="no ONNX"):
+            run.export(folder, 1, overwrite=True)
+    assert files().keys() == {"model.pt2", "model.safetensors"}
+    run.export(folder, 1, overwrite=True)
+    assert files().keys() == {"model.json", "model.pt2", "model.safetensors"}
 
 
 BASE_TO_NOVEL = ("--data.partition=datamodules.BaseToNovel", "--data.partition.num_clients=4")
