@@ -168,7 +168,7 @@ class FederatedDataModule(Checked, LightningDataModule):
         self.min_support, self.keep_predictions, self.subgroups = min_support, keep_predictions, subgroups
         #: evaluations whose images are kept
         self.kept_rounds = checked_scoring(
-            source, metrics, min_support, keep_predictions, subgroups, val_fraction, val_only
+            source, metrics, min_support, keep_predictions, subgroups, val_fraction, val_only, label_orders
         )
         self.keeps_images = self.kept_rounds != "none"
         self.ood = ood

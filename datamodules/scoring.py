@@ -21,6 +21,7 @@ def checked_scoring(
     subgroups: Sequence[str] | None,
     val_fraction: float,
     val_only: bool,
+    label_orders: int = 1,
 ) -> Keep:
     """Return the evaluations whose images a run keeps; try metrics of the user's own.
 
@@ -32,6 +33,7 @@ def checked_scoring(
         subgroups: likewise.
         val_fraction: likewise.
         val_only: likewise.
+        label_orders: likewise; above 1 a label is another class to another client, which no value of all together says.
 
     Raises:
         ConfigurationError: they do not fit each other or the images, or a metric of one's own is none.
@@ -54,6 +56,13 @@ def checked_scoring(
             "give for example data.val_fraction=0.1"
         )
     kept = keep_predictions or ("last" if keep_images(chosen) else "none")
+    asked = {"metrics": chosen != chosen_metrics(None), "keep_predictions": kept != "none"}
+    for what, given in asked.items():
+        if given and label_orders > 1:
+            raise ConfigurationError(
+                f"data.{what} compares classes of all clients together, and with data.label_orders={label_orders} a "
+                f"label is another class to another client; leave data.{what} out, or give data.label_orders=1"
+            )
     if subgroups is not None:
         check_columns(subgroups, source)
         if kept == "none":

@@ -225,6 +225,20 @@ def test_conflicts_that_cannot_be_are_refused() -> None:
         made(partition=BaseToNovel(2), label_orders=2)
 
 
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"metrics": "clinical"}, "metrics"),
+        ({"metrics": "own_measures.MeanRank"}, "metrics"),
+        ({"keep_predictions": "last"}, "keep_predictions"),
+    ],
+)
+def test_what_compares_classes_is_refused_where_labels_are_in_orders(given: dict, what: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"data.{what} compares classes .* data.label_orders=2 a label is an"):
+        made(partition=IID(5), label_orders=2, **given)
+    made(partition=IID(5), label_orders=2, keep_predictions="none")
+
+
 def test_hostile_clients_flip_the_labels_that_they_train_on_alone() -> None:
     plain = made(partition=IID(10), val_fraction=0.2, new_clients=0.2)
     data = made(partition=IID(10), val_fraction=0.2, new_clients=0.2, label_flipping=0.3)
