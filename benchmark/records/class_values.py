@@ -54,7 +54,7 @@ def class_values(run: StoredRun, point: str, split: str, metric: str, named: str
     rows = run.classes.query("point == @point and split == @split")
     if rows.empty:
         raise ConfigurationError(f"{run.folder} has no values by class on {split} at the point '{point}'")
-    label = label_of(named, run.class_names(int(rows["class"].max()) + 1), f"{run.folder}")
+    label = label_of(named, run.class_names(int(rows["class"].max()) + 1, split), f"{run.folder}")
     found = rows[rows["class"] == label].set_index("client")[metric].dropna()
     return {int(client): float(value) for client, value in zip(found.index.to_numpy(), found, strict=True)}
 

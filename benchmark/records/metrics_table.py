@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from benchmark.errors import ConfigurationError
 from benchmark.files import open_regular, write_bytes
@@ -47,24 +47,26 @@ def write_parquet(path: Path, metrics: "pd.DataFrame") -> None:
     import pyarrow.parquet as pq
 
     table = _in_order(metrics)
-    category = pa.dictionary(pa.int8(), pa.string())
     arrays = [
         pa.array(table["round"].to_numpy(), pa.int32()),
         pa.array(table["client"].to_numpy(), pa.int32()),
-        *(
-            pa.DictionaryArray.from_arrays(
-                pa.array(table[column].cat.codes.to_numpy(), pa.int8()),
-                pa.array(list(table[column].cat.categories), pa.string()),
-            )
-            for column in NAMED
-        ),
+        *(_categories(table[column]) for column in NAMED),
         pa.array(table["value"].to_numpy(), pa.float64(), from_pandas=False),
     ]
     # No pandas metadata: it holds the pandas version.
-    schema = pa.schema(list(zip(COLUMNS, (pa.int32(), pa.int32(), *[category] * 3, pa.float64()), strict=True)))
+    schema = pa.schema([(name, array.type) for name, array in zip(COLUMNS, arrays, strict=True)])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression="zstd")
     write_bytes(path, sink.getvalue().to_pybytes())
+
+
+def _categories(column: "pd.Series[Any]") -> "pa.DictionaryArray":
+    """Return a column of names; the type of its indices is part of a file's bytes, and so larger only where needed."""
+    import pyarrow as pa
+
+    names = list(column.cat.categories)
+    kind = pa.int8() if len(names) <= 128 else pa.int32()
+    return pa.DictionaryArray.from_arrays(pa.array(column.cat.codes.to_numpy(), kind), pa.array(names, pa.string()))
 
 
 def read_table(path: Path) -> "pd.DataFrame":

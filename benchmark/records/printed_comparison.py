@@ -64,7 +64,7 @@ def print_comparison(
     runs, console = (stored_run(run_dirs[0]), stored_run(run_dirs[1])), Console(highlight=False, markup=False)
     rows = paired_images(*runs, points, split)
     names = chosen_metrics(metrics, *runs, points, split)
-    class_names = runs[0].class_names(len(rows[0]["logits"].iloc[0]))
+    class_names = runs[0].class_names(len(rows[0]["logits"].iloc[0]), split)
     label = None if named is None else label_of(named, class_names, f"{runs[0].folder}")
     for letter, run, images, point in zip("AB", runs, rows, points, strict=True):
         console.print(Text(printable(f"{letter}  {run.folder}: {_words(run, images, point)}")), soft_wrap=True)

@@ -207,16 +207,27 @@ class StoredRun:
         sizes = self.train_sizes if name in THIRDS else None
         return statistic_of(self.metrics, self.record, point, split, metric, which, name, sizes)
 
-    def class_names(self, count: int) -> list[str]:
+    def class_names(self, count: int, split: str = "test") -> list[str]:
         """Return the names of the labels 0 to ``count`` - 1; numbers where clients count the classes in their own ways.
+
+        Args:
+            count: of labels.
+            split: of the images; of a split with a label space of its own, the labels are counted in it.
 
         Raises:
             ConfigurationError: the partition or the configuration is not the one that the run wrote.
         """
         names = (self.partition or {}).get("class_names")
         alike = _inner(self.config, "data").get("label_orders") in (None, 1)
-        if isinstance(names, list) and len(names) == count and alike:
-            return [str(name) for name in names]
+        if isinstance(names, list) and alike:
+            spaces = _inner(self.partition, "label_spaces")
+            space = spaces.get("train" if split in ("val", "new") else split, range(len(names)))
+            if (
+                isinstance(space, list | range)
+                and len(space) == count
+                and all(label in range(len(names)) for label in space)
+            ):
+                return [str(names[label]) for label in space]
         return [f"label {label}" for label in range(count)]
 
     @functools.cached_property

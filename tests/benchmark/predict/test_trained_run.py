@@ -13,7 +13,7 @@ from trained_runs import Runs
 
 from benchmark.errors import ConfigurationError
 from benchmark.predict.trained_run import TrainedRun
-from benchmark.records.stored_run import read_metrics
+from benchmark.records.stored_run import StoredRun, read_metrics
 from benchmark.run.reload import client_values
 from methods import FedAvg
 
@@ -177,6 +177,15 @@ def test_a_new_client_of_base_to_novel_is_asked_about_the_base_classes(runs: Run
     assert new.class_names == known.class_names == ("class0", "class1", "class2", "class3")
     images = data.pool.images[torch.from_numpy(rows)]
     torch.testing.assert_close(new.logits(images), known.logits(images), rtol=0, atol=0)
+
+
+def test_labels_are_named_in_the_label_space_of_their_split(runs: Runs) -> None:
+    stored = StoredRun(runs("PromptFL", *BASE_TO_NOVEL).run_dir)
+    assert stored.class_names(4) == stored.class_names(4, "val") == ["class0", "class1", "class2", "class3"]
+    assert stored.class_names(4, "novel") == ["class4", "class5", "class6", "class7"]
+    assert stored.class_names(3) == ["label 0", "label 1", "label 2"]
+    own = StoredRun(runs("PromptFL", "--data.partition=own_spaces.OwnSpaces", "--data.clients_per_round=5").run_dir)
+    assert own.class_names(3) == ["label 0", "label 1", "label 2"]
 
 
 def test_a_tester_of_a_method_that_fits_copies_is_asked_as_it_is(runs: Runs, tmp_path: Path) -> None:

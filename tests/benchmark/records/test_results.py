@@ -28,7 +28,7 @@ from benchmark.records import source_code
 from benchmark.records.environment import environment
 from benchmark.records.hashes import canonical, config_hash
 from benchmark.records.keeping import keep_record
-from benchmark.records.metrics_table import COLUMNS, write_parquet
+from benchmark.records.metrics_table import COLUMNS, read_table, write_parquet
 from benchmark.records.record import POINTS
 from benchmark.records.record_file import is_finished, read_record, write_record
 from benchmark.records.stored_run import read_metrics, stored_runs, verify_record
@@ -271,6 +271,16 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
             write_record(tmp_path, dataclasses.replace(record_of(), **{wrong: said}), metrics)
         assert not is_finished(tmp_path)
     assert write_record(tmp_path, record_of(), metrics) == read_record(tmp_path)
+
+
+@pytest.mark.parametrize("count", [128, 129, 200, 40_000])
+def test_a_method_may_report_many_numbers(count: int, tmp_path: Path) -> None:
+    reported = pd.concat([table({1: [0.5, 0.5]}), table({1: [0.0]}, "local", "m0", "train")])
+    names = pd.DataFrame({"round": 1, "client": 0, "point": "local", "split": "train", "metric": range(1, count)})
+    names = names.assign(metric="m" + names["metric"].astype(str), value=names["metric"].astype(float))
+    write_parquet(tmp_path / "metrics.parquet", pd.concat([reported, names]))
+    found = read_table(tmp_path / "metrics.parquet").query("split == 'train'")
+    assert {**found.set_index("metric")["value"]} == {f"m{number}": float(number) for number in range(count)}
 
 
 def test_a_number_beyond_what_a_record_holds_is_none_in_its_summary(tmp_path: Path) -> None:
