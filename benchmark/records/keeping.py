@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,8 @@ from benchmark.records.predictions import CLASSES
 from benchmark.records.record_file import FILES, LARGEST, file_entry, is_finished
 from benchmark.records.stored_run import KEPT_MANIFEST_BYTES, StoredRun
 
-#: Where folders and files of weights are named: the entry, and in it what stands before its value and its key. A long
-#: value goes on in further lines, which are indented more than the key.
-_PLACE = re.compile(rb"(?m)^(( +)(root|checkpoint_path):) .+(?:\n\2 +\S.*)*$")
+#: Parts of the section ``data`` whose ``root`` is a folder of images; elsewhere it is an argument like any other.
+_OF_IMAGES = ("source", "ood", "root")
 
 
 def keep_record(run_dir: str | Path, destination: str | Path, name: str | None = None) -> Path:
@@ -72,22 +71,19 @@ def _record_of(run_dir: Path) -> bytes | None:
 
 def _forget_folder(content: dict[str, bytes]) -> None:
     """Call the folder of the images ``data``, and let the record know the changed file."""
-    config = content["config.yaml"]
-    roots = [
-        f"{named.rstrip('/')}/" for entry in _PLACE.finditer(config) if entry[3] == b"root" and (named := _value(entry))
-    ]
-
-    def renamed(entry: re.Match[bytes]) -> bytes:
-        named = _value(entry)
-        if entry[3] == b"root":
-            return entry[1] + b" data"
-        root = next((root for root in roots if named.startswith(root)), None)
-        if root is None:
-            return entry[0]
-        spelled = yaml.safe_dump("data/" + named.removeprefix(root), width=math.inf, allow_unicode=True)
-        return entry[1] + b" " + spelled.removesuffix("...\n").strip().encode()
-
-    config = _PLACE.sub(renamed, config)
+    text = content["config.yaml"].decode()
+    named = [*_named(yaml.compose(text, Loader=yaml.SafeLoader))]
+    folders = [node for path, node in named if path[-1] == "root" and path[0] == "data" and path[1] in _OF_IMAGES]
+    spelled = {node.start_mark.index: (node, "data") for node in folders if node.value}
+    roots = [f"{node.value.rstrip('/')}/" for node in folders if node.value and _is_text(node)]
+    for path, node in named:
+        root = next((root for root in roots if node.value.startswith(root)), None)
+        if path[-1] == "checkpoint_path" and root is not None:
+            value = yaml.safe_dump("data/" + node.value.removeprefix(root), width=math.inf, allow_unicode=True)
+            spelled[node.start_mark.index] = node, value.removesuffix("...\n").strip()
+    for start, (node, value) in sorted(spelled.items(), reverse=True):
+        text = text[:start] + value + text[node.end_mark.index :]
+    config = text.encode()
     if config != content["config.yaml"]:
         record = parse_json(content["record.json"])
         record["files"]["config.yaml"] = file_entry(config)
@@ -97,9 +93,20 @@ def _forget_folder(content: dict[str, bytes]) -> None:
         content |= {"config.yaml": config, "record.json": json_bytes(record)}
 
 
-def _value(entry: re.Match[bytes]) -> str:
-    """The value of an entry of a configuration; empty for null."""
-    return str(next(iter(yaml.safe_load(entry[0].decode()).values())) or "")
+def _named(node: yaml.Node | None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode]]:
+    """Yield keys and values of a configuration that are one scalar, with the keys that lead there."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _named(value, (*path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            yield from _named(entry, path)
+    elif isinstance(node, yaml.ScalarNode) and len(path) > 1:
+        yield path, node
+
+
+def _is_text(node: yaml.ScalarNode) -> bool:
+    return bool(node.tag == "tag:yaml.org,2002:str")
 
 
 def _class_counts(whole: dict[str, Any], sha256: str) -> bytes:

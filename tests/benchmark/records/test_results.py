@@ -572,6 +572,16 @@ def test_nor_of_a_folder_whose_name_goes_on_in_the_next_line(tmp_path: Path) -> 
     }
 
 
+def test_an_argument_that_is_called_root_is_kept_as_it_is(tmp_path: Path) -> None:
+    source = {"init_args": {"sources": [{"init_args": {"root": "/home/somebody/images"}}]}}
+    config = {"data": {"source": source, "transform": {"root": 2}}, "model": {"init_args": {"root": "mean"}}}
+    text = "seed_everything: 3\n" + yaml.safe_dump(config)
+    write_finished_run(tmp_path / "run", record_of(), table({0: [0.5, 0.25]}), text)
+    kept = keep_record(tmp_path / "run", tmp_path / "kept")
+    assert not verify_record(kept)
+    assert (kept / "config.yaml").read_text() == text.replace("/home/somebody/images", "data")
+
+
 def test_a_run_that_goes_on_with_other_code_says_so(recwarn: pytest.WarningsRecorder) -> None:
     assert source_code.combined({}, {"methods.a": "1"}) == {"methods.a": "1"}
     assert source_code.combined({"methods.a": "1"}, {"methods.a": "1"}) == {"methods.a": "1"}
