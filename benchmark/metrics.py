@@ -33,6 +33,10 @@ CORRUPTIONS = ("gaussian_noise", "gaussian_blur", "brightness", "contrast", "jpe
 CLEAN = "clean"
 #: The mean accuracy over corruptions, and how far it lies below that of the same images without one.
 CORRUPTED_ACCURACY, CORRUPTED_DROP = "corrupted_accuracy", "corrupted_drop"
+#: Numbers of records: far beyond what is counted or measured, and small enough to be multiplied without an overflow.
+HUGE = 1e40
+#: Signs of the name of a metric of the user's own.
+LONGEST_NAME = 100
 
 
 # --- metrics ---

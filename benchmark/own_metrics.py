@@ -19,8 +19,7 @@ from pydantic import ConfigDict, with_config
 from benchmark.config.yaml_files import as_declared
 from benchmark.counts import ScoredBatch
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import METRICS, SETS, Metric, know_metric, metrics_of, with_support
-from benchmark.records.record import HUGE, LONGEST_NAME
+from benchmark.metrics import HUGE, LONGEST_NAME, METRICS, SETS, Metric, know_metric, metrics_of, with_support
 
 if TYPE_CHECKING:  # slow to import
     import torchmetrics

@@ -62,6 +62,7 @@ class ClientModel:
         space: what the engine calls that label space.
         class_names: in the order of the logits.
         step: images of a step of the run's evaluation.
+        autocast: whether steps are in the run's lower precision, where it has one.
         draws: whether logits rest on draws, which are those of the place that an image has among the run's test images.
     """
 
@@ -84,7 +85,7 @@ class ClientModel:
         batch = simulation.terms.eval_batch_size
         self.step = rows_of_a_step(simulation.terms.held_out_row.get(self.split, 0), batch) or batch
         self.draws = bool(self.noise(0, 1))
-        self._autocast = True
+        self.autocast = True
         method.eval()
         with self.working():
             simulation.watch.start()
@@ -94,7 +95,7 @@ class ClientModel:
     def working(self) -> Iterator[None]:
         """Compute without gradients, in the run's precision."""
         with torch.no_grad(), self._precision(), ExitStack() as off:
-            if not self._autocast:
+            if not self.autocast:
                 for kind in self._kinds_under_autocast():
                     off.enter_context(torch.autocast(kind, enabled=False))
             yield
@@ -108,7 +109,7 @@ class ClientModel:
             if not self._kinds_under_autocast():
                 return self
         made, before = copy.copy(self), self.cohort
-        made._autocast = False
+        made.autocast = False
         with made.working():
             gathered = self.method.simulation.gather(
                 before.clients, before.stage, before.round, before.received, before.values, self.split

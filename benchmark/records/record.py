@@ -9,14 +9,9 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_confi
 from pydantic_core import CoreSchema
 from typing_extensions import TypedDict  # pydantic needs this one below Python 3.12
 
-from benchmark.metrics import STATISTICS, know_metric
+from benchmark.metrics import HUGE, LONGEST_NAME, STATISTICS, know_metric
 
 POINTS = ("server", "local")
-
-#: Far beyond what is counted or measured, and small enough to be multiplied without an overflow.
-HUGE = 1e40
-#: Signs of the name of a metric of the user's own.
-LONGEST_NAME = 100
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]

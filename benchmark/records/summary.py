@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmark.errors import ConfigurationError
-from benchmark.metrics import EVALUATED, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
+from benchmark.metrics import EVALUATED, HUGE, METRICS, POOLED_CLIENT, STATISTICS, lower_is_better, pooled_by
 from benchmark.records.client_groups import groups_of
 from benchmark.records.metrics_table import NAMED, check_clients, checked
-from benchmark.records.record import HUGE, RunRecord
+from benchmark.records.record import RunRecord
 
 if TYPE_CHECKING:  # pandas and NumPy load slowly; `benchmark --help` must not wait for them
     import numpy as np

@@ -92,7 +92,7 @@ def scored_images(name: str, run: Run) -> list[Scored]:
     sizes = {len(row) for rows in by_point.values() for row in rows["logits"]}
     if len(sizes) != 1:
         return []
-    classes = stored_run(run.folder).class_names(*sizes)
+    classes = stored_run(run.folder).class_names(sizes.pop())
     found = []
     for point, rows in by_point.items():
         label = f"{name}, seed {run.record.seed}, {POINT_WORDS[point]}"
