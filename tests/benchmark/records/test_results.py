@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -273,12 +275,14 @@ def test_a_record_that_could_not_be_read_again_is_not_written(tmp_path: Path) ->
     assert write_record(tmp_path, record_of(), metrics) == read_record(tmp_path)
 
 
-@pytest.mark.parametrize("count", [128, 129, 200, 40_000])
+@pytest.mark.parametrize("count", [127, 200, 40_000])
 def test_a_method_may_report_many_numbers(count: int, tmp_path: Path) -> None:
     reported = pd.concat([table({1: [0.5, 0.5]}), table({1: [0.0]}, "local", "m0", "train")])
     names = pd.DataFrame({"round": 1, "client": 0, "point": "local", "split": "train", "metric": range(1, count)})
     names = names.assign(metric="m" + names["metric"].astype(str), value=names["metric"].astype(float))
     write_parquet(tmp_path / "metrics.parquet", pd.concat([reported, names]))
+    kind = pq.read_schema(tmp_path / "metrics.parquet").field("metric").type.index_type
+    assert (kind == pa.int8()) == (count < 128)  # with accuracy 128 names: the bytes of other files stay
     found = read_table(tmp_path / "metrics.parquet").query("split == 'train'")
     assert {**found.set_index("metric")["value"]} == {f"m{number}": float(number) for number in range(count)}
 
