@@ -10,6 +10,7 @@ from lightning.pytorch import Trainer
 
 from benchmark.run.cli import FederatedCLI
 from benchmark.run.recorder import Recorder
+from methods import FedAvg
 
 SHORT = (
     "--trainer.max_epochs=1",
@@ -18,6 +19,13 @@ SHORT = (
     "--data.clients_per_round=4",
 )
 Runs = Callable[..., Any]
+
+
+class Averaged(FedAvg):
+    """FedAvg that is read as local training left each client."""
+
+    evaluate_local = True
+    paper_point = "local"
 
 
 def trained(run_dir: Path, conf: str, *options: str) -> Any:

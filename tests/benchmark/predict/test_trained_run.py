@@ -15,7 +15,6 @@ from benchmark.errors import ConfigurationError
 from benchmark.predict.trained_run import TrainedRun
 from benchmark.records.stored_run import StoredRun, read_metrics
 from benchmark.run.reload import client_values
-from methods import FedAvg
 
 #: By family one method of it.
 METHODS = {
@@ -78,15 +77,8 @@ def test_clients_that_tell_different_classes_apart_are_asked_by_name(
         run.client()
 
 
-class Averaged(FedAvg):
-    """FedAvg that is read as local training left each client."""
-
-    evaluate_local = True
-    paper_point = "local"
-
-
 def test_clients_who_are_read_after_local_training_are_asked_by_name(runs: Runs) -> None:
-    run = TrainedRun(runs("FedAvg", "--model=test_trained_run.Averaged").run_dir, device="cpu")
+    run = TrainedRun(runs("FedAvg", "--model=trained_runs.Averaged").run_dir, device="cpu")
     with pytest.raises(ConfigurationError, match="Averaged has a model for each client; say which one: client 0, clie"):
         run.client()
     assert run.client(point="server").point == "server"
