@@ -69,7 +69,7 @@ def _print_table(result: "TableResult") -> int:
     """Print a table and what failed; the exit status."""
     print(result.text)
     if result.by_seed:
-        print(f"{result.by_seed}\n")
+        print(result.by_seed)
     texts = ", ".join(map(str, (result.markdown, result.csv, result.latex)))
     picture = f", {result.picture}" if result.picture else ""
     if result.unchanged:

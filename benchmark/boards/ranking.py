@@ -133,7 +133,7 @@ def ranking(board: Board, results_dir: Path) -> str:
     reading = (
         "Scores are means over clients after the last round, ± their standard deviation over seeds. Differences from "
         "the floor are paired by seed and client (docs/tables.md says how their interval is made). Minutes are of the "
-        "machine that a record names, evaluations and kept features included, which the first run makes for all."
+        "machine that a record names, evaluations and cached features included, which the first run makes for all."
     )
     return (
         f"# {_plain(board.title)} ({board.name})\n\n{_plain(board.note)}\n\n{facts} {budget}\n\n{table}\n\n{reading}\n"

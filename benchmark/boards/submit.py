@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from benchmark.boards.board import (
     FOLDER,
@@ -29,7 +29,7 @@ from benchmark.records.grouped_runs import Run, group, read_run
 from benchmark.records.keeping import keep_record
 from benchmark.records.predictions import PREDICTIONS, images_of
 from benchmark.records.source_code import changed_files
-from benchmark.records.stored_run import StoredRun, stored_run
+from benchmark.records.stored_run import stored_run
 from benchmark.records.summary import client_values
 
 if TYPE_CHECKING:  # slow to import
@@ -103,9 +103,6 @@ def _submit(
     slug = re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") or "row"
     told_apart = hashlib.sha256(label.encode()).hexdigest()[:8]
     kept = {seed: f"{slug}-{board.name}-s{seed}-{told_apart}" for seed in board.setting.splits}
-    row = BoardRow(label, point, kept, submitted=True)
-    known = row in board.rows  # as a submission leaves it that was killed before it wrote the page
-    added = board if known else board.with_row(row)
     runs = [_checked(folder, board, point) for folder in run_dirs]
     if why := differing(board.setting, setting_of(runs)):
         raise ConfigurationError(f"not on this board: {why}")
@@ -124,15 +121,20 @@ def _submit(
         )
     floor = next(row for row in board.rows if row.label == board.floor)
     check_values(board.metric, by_seed, point, runs_of(floor, results_dir), floor.point)
-    if known and any(_told(run) != _told(by_seed[seed]) for seed, run in runs_of(row, results_dir).items()):
-        board.with_row(row)  # of other runs, which it refuses
+    for run in runs:  # whose manifests are known to be the board's by now
+        _compare_with_manifest(run, point)
+    row = BoardRow(label, point, kept, submitted=True)
+    # A submission that was killed before it wrote the page leaves its row.
+    again = row in board.rows and all(_alike(run, by_seed[seed]) for seed, run in runs_of(row, results_dir).items())
+    added = board if again else board.with_row(row)
     _write({results_dir / RUNS / folder: by_seed[seed] for seed, folder in kept.items()}, added, results_dir)
     return Submitted(added, _remarks(runs), write_ranking(added, results_dir))
 
 
-def _told(run: Run) -> tuple[Any, ...]:
-    """Return what tells a run from others, kept or not."""
-    return run.record.config_hash, run.record.files["metrics.parquet"]
+def _alike(kept: Run, given: Run) -> bool:
+    """Return whether a kept run is a copy of this one."""
+    ours, theirs = ((each.record.config_hash, each.record.files["metrics.parquet"]) for each in (kept, given))
+    return ours == theirs
 
 
 def _write(kept: Mapping[Path, Run], added: Board, results_dir: Path) -> None:
@@ -181,12 +183,11 @@ def _checked(folder: Path, board: Board, point: str) -> Run:
         raise ConfigurationError(
             f"{folder}: {PREDICTIONS} does not have every test image of every client once at the point {point!r}"
         )
-    _compare_with_manifest(folder, rows, stored)
     _compare(folder, rows, stored.metric(board.metric), values)
     return run
 
 
-def _compare_with_manifest(folder: Path, rows: "pd.DataFrame", stored: StoredRun) -> None:
+def _compare_with_manifest(run: Run, point: str) -> None:
     """Require the predictions to be of the partition's images, with as many of each class as it has.
 
     Which number a class has may differ from client to client and from split to split: counts alone are compared.
@@ -194,8 +195,9 @@ def _compare_with_manifest(folder: Path, rows: "pd.DataFrame", stored: StoredRun
     Raises:
         ConfigurationError: they are of others.
     """
-    clients = (stored.partition or {}).get("clients", [])
-    for client, own in rows.groupby("client"):
+    stored, folder = stored_run(run.folder), run.folder
+    clients = (stored.partition or {})["clients"]
+    for client, own in stored.scored(point, "test").groupby("client"):
         told = clients[client]
         counts = sorted(own["label"].value_counts().tolist())
         if counts != sorted(count for count in told.get("test_classes", counts) if count):

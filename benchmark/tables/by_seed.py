@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 from benchmark.records.client_groups import THIRDS, groups_of
 from benchmark.records.words import digits_of
+from benchmark.tables.blocks import Block
 from benchmark.tables.layout import Table
 from benchmark.tables.lines import Line
 from benchmark.tables.numbers import signed
 
 
-def by_seed(lines: Sequence[Line], table: Table) -> str:
-    """Return the mean differences to a baseline as Markdown, a line for each row and seed, a table for each data group.
+def by_seed(lines: Sequence[Line], table: Table) -> list[Block]:
+    """Return the mean differences to a baseline, a line for each row and seed, a block for each data group.
 
     A seed counts where both runs have one partition, a client where both have its value, and beyond ``All`` where
     neither says that it never trained. Thirds are by training images. The last column says whether the thirds of a seed
@@ -40,20 +41,13 @@ def by_seed(lines: Sequence[Line], table: Table) -> str:
                 | {name.capitalize(): value for name, value in shown.items()}
                 | {"Thirds": "" if math.isnan(sum(thirds)) else order}
             )
-    parts = []
-    for dataset, entries in rows.items():
-        parts += [
-            f"## {dataset}: minus {table.baseline}, by seed",
-            pd.DataFrame(entries).to_markdown(index=False, disable_numparse=True),
-        ]
-    return "\n\n".join(parts)
+    return [Block(f"{name}: minus {table.baseline}, by seed", pd.DataFrame(entries)) for name, entries in rows.items()]
 
 
 def _differences(line: Line, baseline: Line, seed: int) -> dict[str, float] | None:
     """Mean difference of a seed over each group of clients, NaN where it is empty; None if the runs do not compare."""
-    runs = [each.runs.get(seed) for each in (line, baseline)]
-    ours, theirs = runs
-    if ours is None or theirs is None or ours.record.manifest_hash != theirs.record.manifest_hash:
+    ours, theirs = line.runs[seed], baseline.runs.get(seed)
+    if theirs is None or ours.record.manifest_hash != theirs.record.manifest_hash:
         return None
     values = [a - b for a, b in zip(line.clients[seed], baseline.clients[seed], strict=True)]
     resting = {k for run in (ours, theirs) for k, trained in enumerate(run.record.trained or ()) if trained is False}

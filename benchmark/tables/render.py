@@ -77,12 +77,12 @@ def render(
     title = title_of(table, preset_name)
 
     parts = [f"# {_markdown(title)}\n", *([f"{_markdown(preset.note)}\n"] if preset.note else [])]
-    parts += map(_markdown_block, [*blocks, *paired])
+    parts += map(markdown_block, [*blocks, *paired])
     if problems:
         parts.append("Failed:\n\n" + "".join(f"- {_markdown(problem)}\n" for problem in problems))
     parts.append("Notes:\n\n" + "".join(f"- {_markdown(note)}\n" for note in notes))
     if published:
-        parts += [f"# {_markdown(aside)}\n", *map(_markdown_block, published)]
+        parts += [f"# {_markdown(aside)}\n", *map(markdown_block, published)]
     latex = [f"% {title}\n", *map(latex_block, [*blocks, *paired]), *(f"% {note}\n" for note in notes)]
     latex += [f"% failed: {problem}\n" for problem in problems]
     if published:
@@ -97,7 +97,8 @@ def render(
     return Rendered("\n".join(parts), csv, "\n".join(latex), unread, lines, across)
 
 
-def _markdown_block(block: Block) -> str:
+def markdown_block(block: Block) -> str:
+    """Return a block as Markdown under its heading."""
     shown = block.frame.map(_markdown).rename(columns=_markdown).to_markdown(index=False, disable_numparse=True)
     return f"## {_markdown(block.heading)}\n\n{shown}\n"
 

@@ -20,7 +20,7 @@ from benchmark.tables.curves import draw_curves
 from benchmark.tables.layout import Preset, Table, check_baseline, check_seeds, load_table, preset_of, rows_of
 from benchmark.tables.made_again import says_the_same
 from benchmark.tables.paper import read_paper
-from benchmark.tables.render import Rendered, render
+from benchmark.tables.render import Rendered, markdown_block, render
 
 
 @dataclass(frozen=True)
@@ -174,5 +174,5 @@ def write_table(
         rendered.markdown,
         picture if picture.is_file() else None,
         unchanged,
-        by_seed(rendered.lines, table) if seed_by_seed else "",
+        "\n".join(map(markdown_block, by_seed(rendered.lines, table))) if seed_by_seed else "",
     )

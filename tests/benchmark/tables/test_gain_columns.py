@@ -20,7 +20,7 @@ from benchmark.records.metrics_table import COLUMNS
 from benchmark.tables.by_seed import by_seed
 from benchmark.tables.cells import make_cells
 from benchmark.tables.layout import DataGroup, load_table
-from benchmark.tables.render import Rendered, render
+from benchmark.tables.render import Rendered, markdown_block, render
 from benchmark.tuning.tune import _with_gains_over
 
 COLUMNS_ASKED: list[dict[str, Any]] = [
@@ -130,7 +130,8 @@ def test_a_baseline_is_compared_seed_by_seed(tmp_path: Path, monkeypatch: pytest
     """Thirds by training images, of which clients have 5, 3 and 4; the third one never trained in Alpha."""
     file = table(tmp_path, COLUMNS_ASKED[:1])
     made = rendered(tmp_path, monkeypatch, COLUMNS_ASKED[:1])
-    said = by_seed(made.lines, replace(load_table(str(file)), baseline="Local"))
+    (block,) = by_seed(made.lines, replace(load_table(str(file)), baseline="Local"))
+    said = markdown_block(block)
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in said.splitlines() if line.startswith("| ")]
     assert cells == [
         ["Method", "Seed", "All", "Trained", "Fewest", "Medium", "Most", "Thirds"],
